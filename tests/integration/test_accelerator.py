@@ -12,6 +12,7 @@ import pytest
 
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, VirtualDevice
+from tests.support.cases import named_cases
 from tools import shapes
 from tools.environment import with_variables
 from tools.servers import RpcServer
@@ -52,14 +53,11 @@ def host_compute(breakdown: Breakdown) -> dict[str, int]:
 
 
 # without the host buffer type of a GPU, the CPU and the accelerator have the same one
-PLACES: dict[str, Params] = {
-    "on the host": Params(n_ctx=1024, devices=()),
-    "on a device without a host buffer type": Params(n_ctx=1024, n_gpu_layers=2),
-}
-
-
-@pytest.mark.parametrize("params", PLACES.values(), ids=PLACES)
-def test_a_real_device(accelerator: Path, model: Path, server: str, params: Params) -> None:
+@named_cases(
+    ("on the host", Params(n_ctx=1024, devices=())),
+    ("on a device without a host buffer type", Params(n_ctx=1024, n_gpu_layers=2)),
+)
+def test_a_real_device(params: Params, accelerator: Path, model: Path, server: str) -> None:
     with Worker(rpc=[server]) as worker:
         without = worker.measure(model, params)
     log: list[str] = []

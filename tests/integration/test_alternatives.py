@@ -13,6 +13,7 @@ import pytest
 import fitter
 from fitter.cli import main
 from fitter.planning.search import best_plan
+from tests.support.cases import named_cases
 from tests.support.llama_builds import NEWEST, where
 from tools import shapes
 
@@ -36,20 +37,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "kinds"),
-    [
-        pytest.param("llama-3.1-8b", {"gpus": ["8GiB"]}, {"-c -ctk -ctv"}, id="all on the device"),
-        pytest.param(
-            "llama-3.1-8b", {"gpus": ["8GiB"], "n_ctx": 131072, "host_memory": "4GiB"}, {"-c"}, id="nothing fits"
-        ),
-        pytest.param("gemma3-12b", {"gpus": ["9GiB"], "n_ctx": 8192}, {"-np"}, id="sliding windows"),
-        pytest.param("llama-3.1-70b", {"gpus": ["2x rtx-3090"]}, {"-c -sm"}, id="two cards that may split tensors"),
-        pytest.param("qwen3-30b-a3b", {"gpus": ["12GiB"], "n_ctx": 8192, "n_ubatch": 64}, {"-ub"}, id="a small batch"),
-    ],
-)  # fmt: skip
+@named_cases(
+    ("all on the device", "llama-3.1-8b", {"gpus": ["8GiB"]}, {"-c -ctk -ctv"}),
+    ("nothing fits", "llama-3.1-8b", {"gpus": ["8GiB"], "n_ctx": 131072, "host_memory": "4GiB"}, {"-c"}),
+    ("sliding windows", "gemma3-12b", {"gpus": ["9GiB"], "n_ctx": 8192}, {"-np"}),
+    ("two cards that may split tensors", "llama-3.1-70b", {"gpus": ["2x rtx-3090"]}, {"-c -sm"}),
+    ("a small batch", "qwen3-30b-a3b", {"gpus": ["12GiB"], "n_ctx": 8192, "n_ubatch": 64}, {"-ub"}),
+)
 def test_a_fit_with_the_words_is_as_said(
-    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], kinds: set[str]
+    name: str, options: dict[str, Any], kinds: set[str], models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(best_plan, "SHARE", 1000)
     monkeypatch.setattr(best_plan, "SHARE_OF_FAILURE", 1000)
@@ -72,13 +68,10 @@ def test_a_fit_with_the_words_is_as_said(
         assert 0.75 * found <= said <= 1.02 * found, each
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"gpus": ["2x rtx-3090"], "split_mode": "layer"}, id="the user's word"),
-        pytest.param({"gpus": ["rtx-3090", "40GiB"]}, id="cards of unlike speed"),
-        pytest.param({"gpus": ["64GiB"]}, id="one card"),
-    ],
+@named_cases(
+    ("the user's word", {"gpus": ["2x rtx-3090"], "split_mode": "layer"}),
+    ("cards of unlike speed", {"gpus": ["rtx-3090", "40GiB"]}),
+    ("one card", {"gpus": ["64GiB"]}),
 )
 def test_tensors_are_not_split_over(options: dict[str, Any], models: dict[str, Path]) -> None:
     plan = fitter.fit(models["llama-3.1-70b"], **options, program="llama-server", alternatives=True)
@@ -115,16 +108,13 @@ def test_only_who_reads_them_pays_for_them(
         assert (f"or    {Q8} " in err) is bool(expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "gpu", "file_type"),
-    [
-        pytest.param("qwen3-30b-a3b", "12GiB", "Q3_K_M", id="experts on the host"),
-        pytest.param("llama-3.1-8b:Q8_0", "8GiB", "Q6_K", id="then all of it is on the device"),
-        pytest.param("llama-3.1-8b:BF16", "12GiB", "Q8_0", id="not quantized"),
-        pytest.param("llama-3.1-8b", "24GiB", "", id="all of it is on the device"),
-        pytest.param("gpt-oss-120b", "24GiB", "", id="published quantized"),
-    ],
-)  # fmt: skip
+@named_cases(
+    ("experts on the host", "qwen3-30b-a3b", "12GiB", "Q3_K_M"),
+    ("then all of it is on the device", "llama-3.1-8b:Q8_0", "8GiB", "Q6_K"),
+    ("not quantized", "llama-3.1-8b:BF16", "12GiB", "Q8_0"),
+    ("all of it is on the device", "llama-3.1-8b", "24GiB", ""),
+    ("published quantized", "gpt-oss-120b", "24GiB", ""),
+)
 def test_the_next_smaller_file_type_is_about_as_said(name: str, gpu: str, file_type: str) -> None:
     # without a prompt, the request follows a context that is set
     options: dict[str, Any] = {"gpus": [gpu], "host_bandwidth": "60GB/s", "prompt": 2048}

@@ -21,6 +21,7 @@ from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus
 from fitter.parameters.table import PARAMETERS
 from tests.support import real_cards
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import SECONDS, until
 from tests.support.real_cards import Load
@@ -86,7 +87,7 @@ def test_a_server_answers_on_described_cards(server: Path, model: Path, tmp_path
     assert log.count("NVIDIA GeForce RTX 5090") >= 2
 
 
-@pytest.mark.parametrize("way", [(), ("sh", "-c", '"$0" "$@"')], ids=["itself", "by a shell"])
+@named_cases(("itself", ()), ("by a shell", ("sh", "-c", '"$0" "$@"')))
 def test_a_program_lists_the_cards(way: tuple[str, ...], server: Path) -> None:
     done = run_fitter("backend", *WORDS, *way, server, "--list-devices")
     assert done.returncode == 0, done.stderr
@@ -144,7 +145,7 @@ def breakdown_of(command: Sequence[str | Path], gpus: Sequence[str]) -> dict[str
     return found
 
 
-@pytest.mark.parametrize("card", ["64MiB", "140MiB", "24GiB"])
+@cases("64MiB", "140MiB", "24GiB")
 def test_its_own_fit_is_the_one_of_a_plan_only(card: str, model: Path) -> None:
     """Computing changes nothing that a program plans: the same words as where cards only plan."""
     devices = parse_gpus([card])
@@ -174,10 +175,8 @@ def test_what_cannot_be_run(tmp_path: Path) -> None:
         assert message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("told", "has_cards"),
-    [("0.1.0;GLU;1;;", True), ("{ggml};NO_SUCH_OPERATION;1;;", False)],
-    ids=["of another build", "wrongly of this one"],
+@named_cases(
+    ("of another build", "0.1.0;GLU;1;;", True), ("wrongly of this one", "{ggml};NO_SUCH_OPERATION;1;;", False)
 )
 def test_what_a_program_is_told_of_its_build(told: str, has_cards: bool, server: Path) -> None:
     """The build that fitter is compiled for needs no description; one that does not fit shows no cards, and says so."""

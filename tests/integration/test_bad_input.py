@@ -16,6 +16,7 @@ import pytest
 
 from fitter import UsageError, estimate, fit, measure
 from fitter.cli import main
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tools import shapes
 from tools.tiny import write_tiny
@@ -215,19 +216,17 @@ def test_words_that_make_no_sense(tiny: Path, words: str, capsys: pytest.Capture
     assert (status, said.out, said.err) == (2, "", f"fitter: error: {NO_SENSE[words]}\n")
 
 
-ENDING: dict[str, tuple[dict[str, Any], str]] = {
-    "left out by name": ({"override_tensor": "exps=CUDA1", "devices": "CUDA0"}, KEPT_OFF.format("CUDA1")),
-    "left out by the split mode": ({"override_tensor": "exps=CUDA1", "split_mode": "none"}, KEPT_OFF.format("CUDA1")),
-    "a batch without a token for each sequence": ({"n_seq_max": 4, "n_batch": 3}, SEQUENCES.format("n_batch (-b)", 3)),
-    "an output for each sequence is missing": (
+@named_cases(
+    ("left out by name", {"override_tensor": "exps=CUDA1", "devices": "CUDA0"}, KEPT_OFF.format("CUDA1")),
+    ("left out by the split mode", {"override_tensor": "exps=CUDA1", "split_mode": "none"}, KEPT_OFF.format("CUDA1")),
+    ("a batch without a token for each sequence", {"n_seq_max": 4, "n_batch": 3}, SEQUENCES.format("n_batch (-b)", 3)),
+    (
+        "an output for each sequence is missing",
         {"n_seq_max": 4, "n_outputs_max": 3},
         SEQUENCES.format("n_outputs_max", 3),
     ),
-}
-
-
-@pytest.mark.parametrize(("words", "said"), ENDING.values(), ids=ENDING)
-def test_what_llama_cpp_would_end_its_process_for_is_not_asked(tiny: Path, words: dict[str, Any], said: str) -> None:
+)
+def test_what_llama_cpp_would_end_its_process_for_is_not_asked(words: dict[str, Any], said: str, tiny: Path) -> None:
     for call in (measure, estimate):
         if call is measure or "n_outputs_max" not in words:
             with pytest.raises(UsageError) as caught:
@@ -268,8 +267,8 @@ TOO_MUCH: dict[str, tuple[list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize(("words", "said"), TOO_MUCH.values(), ids=TOO_MUCH)
-def test_more_than_there_can_be(tiny: Path, words: list[str], said: str) -> None:
+@cases(TOO_MUCH)
+def test_more_than_there_can_be(words: list[str], said: str, tiny: Path) -> None:
     done = bounded(str(tiny), "--gpu", "24GiB", *words)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"fitter: error: {said}\n")
 
@@ -280,10 +279,8 @@ def bounded(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize(
-    ("option", "most", "more"), [("-ncmoe", "4", HUGE), ("-ngl", "5", HUGE), ("-fitc", "16384", "2147483647")]
-)
-def test_more_layers_than_there_are_are_all_of_them(tiny: Path, option: str, most: str, more: str) -> None:
+@cases(("-ncmoe", "4", HUGE), ("-ngl", "5", HUGE), ("-fitc", "16384", "2147483647"))
+def test_more_layers_than_there_are_are_all_of_them(option: str, most: str, more: str, tiny: Path) -> None:
     expected = bounded(str(tiny), "--gpu", "24GiB", option, most)
     done = bounded(str(tiny), "--gpu", "24GiB", option, more)
     assert done.returncode == expected.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ from fitter.errors import UsageError
 from fitter.output.keywords import fit_kwargs
 from fitter.output.tables.plan_facts import facts
 from fitter.planning.request.shared import parse_reserve
+from tests.support.cases import named_cases
 from tests.support.command import run_fitter
 from tools import shapes
 
@@ -105,14 +106,11 @@ def test_memory_that_is_shared_with_the_host(models: dict[str, Path], tmp_path: 
     assert use.on("MTL0") == small.breakdown.real.on("MTL0").used
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "another card": ({"gpus": "rtx-3060"}, "is for a CUDA0 of 24564 MiB, but here it has 12288 MiB"),
-    "no card": ({"gpus": "none"}, "has memory on CUDA0, which is not here; there are: none"),
-    "no such file": ({"beside": "/nowhere/plan.json"}, "no such file"),
-}
-
-
-@pytest.mark.parametrize(("words", "why"), REFUSED.values(), ids=REFUSED)
+@named_cases(
+    ("another card", {"gpus": "rtx-3060"}, "is for a CUDA0 of 24564 MiB, but here it has 12288 MiB"),
+    ("no card", {"gpus": "none"}, "has memory on CUDA0, which is not here; there are: none"),
+    ("no such file", {"beside": "/nowhere/plan.json"}, "no such file"),
+)
 def test_what_is_refused(words: dict[str, Any], why: str, models: dict[str, Path], tmp_path: Path) -> None:
     small = written(planned(models["llama-3.1-8b"]), tmp_path / "small.json")
     with pytest.raises(UsageError, match=why):

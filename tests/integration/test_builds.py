@@ -15,6 +15,7 @@ import pytest
 from fitter.llama.build import library as native
 from fitter.llama.build.epochs import backend_rules
 from fitter.llama.build.layouts import layouts, structs_of
+from tests.support.cases import named_cases
 from tests.support.command import json_of_python
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
@@ -40,16 +41,15 @@ def configure(n_ops: int, last_op: str, has_params: int = 1) -> list[tuple[int, 
 
 
 N_OPS = len(operations())
-WRONG = {
-    "one operation less": (N_OPS - 1, "GLU", "is not where it was expected"),
-    "one operation more": (N_OPS + 1, "GLU", "is not where it was expected"),
-    "another last operation": (N_OPS, "UNARY", "is not where it was expected"),
-    "no operation": (0, "GLU", "cannot have 0 operations"),
-    "more operations than there can be": (1000, "GLU", "cannot have 1000 operations"),
-}
 
 
-@pytest.mark.parametrize(("n_ops", "last_op", "message"), WRONG.values(), ids=WRONG.keys())
+@named_cases(
+    ("one operation less", N_OPS - 1, "GLU", "is not where it was expected"),
+    ("one operation more", N_OPS + 1, "GLU", "is not where it was expected"),
+    ("another last operation", N_OPS, "UNARY", "is not where it was expected"),
+    ("no operation", 0, "GLU", "cannot have 0 operations"),
+    ("more operations than there can be", 1000, "GLU", "cannot have 1000 operations"),
+)
 def test_a_build_with_other_operations_is_refused(n_ops: int, last_op: str, message: str) -> None:
     for status, error in configure(n_ops, last_op):
         assert status == -1
@@ -119,10 +119,7 @@ def newer() -> list[str]:
     return [*names[:40], "SOMETHING_NEW", *names[40:]]
 
 
-NUMBERINGS = {"fewer operations": (older(), 0), "an operation more": (newer(), 1)}
-
-
-@pytest.mark.parametrize(("names", "n_unknown"), NUMBERINGS.values(), ids=NUMBERINGS.keys())
+@named_cases(("fewer operations", older(), 0), ("an operation more", newer(), 1))
 def test_operations_are_read_by_name(names: list[str], n_unknown: int, tmp_path: Path) -> None:
     known = {name: number for number, name in enumerate(operations())}
     unknown = len(known)
@@ -240,7 +237,7 @@ print(json.dumps([native.libraries().text(difference), sum(row.compute for row i
 """
 
 
-@pytest.mark.parametrize("shape", [TINY_DENSE, TINY_MOE], ids=["dense", "MoE"])
+@named_cases(("dense", TINY_DENSE), ("MoE", TINY_MOE))
 def test_another_graph_optimize_than_configured_is_told(shape: Any, tmp_path: Path) -> None:
     model = str(write_tiny(tmp_path / "model.gguf", shape))
     assert json_of_python(_OPTIMIZED, model, "with")[0] is None

@@ -20,6 +20,7 @@ from fitter.api.compare_builds import load_keywords
 from fitter.cli import main
 from fitter.regression import build_report
 from fitter.regression.check_cases import check, lock
+from tests.support.cases import cases, named_cases
 from tests.support.llama_builds import fetched
 from tests.support.patience import SECONDS, all_end, suspended
 from tools import shapes
@@ -151,7 +152,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shapes.write("qwen3-30b-a3b", tmp_path_factory.mktemp("moe"))
 
 
-@pytest.mark.parametrize("told", LOADS.values(), ids=LOADS)
+@cases(LOADS)
 def test_the_same_parameters_are_the_same_load(told: dict[str, Any], moe: Path) -> None:
     plan = fitter.fit(moe, **told)
     again = fitter.measure(moe, **load_keywords(plan, told))
@@ -273,29 +274,29 @@ def test_a_build_that_is_refused_is_named(place: Place, capsys: pytest.CaptureFi
     assert main(["history", model, *told[:4], "--llama-cpp", too_old, *told[4:6], "--llama-cpp", told[5]]) == 0
 
 
-MISUSES: dict[str, tuple[list[str], str]] = {
-    "no model": (["diff", "--llama-cpp", "python", "--llama-cpp", "python"], "there is nothing to compare: name"),
-    "three builds": (["diff", "a.gguf", *["--llama-cpp", "python"] * 3], "two builds of llama.cpp are compared: give"),
-    "a plan and options": (["diff", "a", "b", "-c", "8"], "two plans are compared as they are: leave --ctx-size out"),
-    "one plan": (["diff", "a"], "two plans are compared: give the files A and B"),
-    "no builds": (["history", "a.gguf"], "no build of llama.cpp is named: give --llama-cpp OLD --llama-cpp NEW"),
-    "-k without cases": (
+@named_cases(
+    ("no model", ["diff", "--llama-cpp", "python", "--llama-cpp", "python"], "there is nothing to compare: name"),
+    ("three builds", ["diff", "a.gguf", *["--llama-cpp", "python"] * 3], "two builds of llama.cpp are compared: give"),
+    ("a plan and options", ["diff", "a", "b", "-c", "8"], "two plans are compared as they are: leave --ctx-size out"),
+    ("one plan", ["diff", "a"], "two plans are compared: give the files A and B"),
+    ("no builds", ["history", "a.gguf"], "no build of llama.cpp is named: give --llama-cpp OLD --llama-cpp NEW"),
+    (
+        "-k without cases",
         ["history", "a.gguf", "-k", "a", *["--llama-cpp", "python"] * 2],
         "-k selects cases of a fitter.toml",
     ),
-    "cases and options": (
+    (
+        "cases and options",
         ["history", "f.toml", "-c", "8", *["--llama-cpp", "python"] * 2],
         "the cases in f.toml say what is measured: leave --ctx-size out",
     ),
-    "two files": (["history", "f.toml", "--cases", "g.toml"], "f.toml and g.toml are two files with cases: give one"),
-    "a build that is not there": (
+    ("two files", ["history", "f.toml", "--cases", "g.toml"], "f.toml and g.toml are two files with cases: give one"),
+    (
+        "a build that is not there",
         ["history", "a.gguf", "--llama-cpp", "python", "--llama-cpp", "/no/such"],
         "llama_cpp '/no/such' is not there",
     ),
-}
-
-
-@pytest.mark.parametrize(("words", "sentence"), MISUSES.values(), ids=MISUSES)
+)
 def test_misuse_is_one_line(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -11,6 +11,7 @@ import pytest
 import fitter
 from fitter.llama.client import Worker
 from fitter.llama.worker.remembered_loads import RememberingWorker
+from tests.support.cases import cases
 from tools import rpc_servers
 
 QWEN = f"config://{Path(__file__).resolve().parents[1] / 'data' / 'configs' / 'qwen36-27b.json'}"
@@ -69,7 +70,7 @@ def worker() -> Iterator[Worker]:
         yield worker
 
 
-@pytest.mark.parametrize(("model", "asked", "by_hand"), ROWS.values(), ids=ROWS)
+@cases(ROWS)
 def test_none_is_faster(model: str, asked: dict[str, Any], by_hand: dict[str, Any], worker: Worker) -> None:
     plan = fitter.fit(model, **asked, worker=worker)
     other = fitter.fit(model, **asked, **by_hand, worker=worker)
@@ -141,7 +142,7 @@ IDLE = {
 }
 
 
-@pytest.mark.parametrize(("shape", "asked", "devices", "notes"), IDLE.values(), ids=IDLE)
+@cases(IDLE)
 def test_idle_devices(
     shape: str, asked: dict[str, Any], devices: tuple[str, ...], notes: list[str], worker: Worker
 ) -> None:
@@ -155,8 +156,8 @@ def test_idle_devices(
     assert [note[: len(start)] for note, start in zip(found, notes, strict=True)] == notes
 
 
-@pytest.mark.parametrize("offload_kqv", [True, False])
-def test_where_the_users_caches_are_stays(worker: Worker, offload_kqv: bool) -> None:
+@cases(True, False)
+def test_where_the_users_caches_are_stays(offload_kqv: bool, worker: Worker) -> None:
     # a plan without words has all caches on the host
     asked: dict[str, Any] = {"gpus": "rtx-3080", "n_seq_max": 256, "n_ctx": 1048576, "type_k": "q8_0", "type_v": "q8_0"}
     asked |= {"n_ubatch": 512, "prompt": 2048, "worker": worker}

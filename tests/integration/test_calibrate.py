@@ -18,6 +18,7 @@ from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDev
 from fitter.machine import calibrated
 from fitter.machine.gpu import parse_gpus
 from fitter.planning.checked import calibration
+from tests.support.cases import named_cases
 from tests.support.command import run_fitter
 from tools import rpc_servers
 from tools.tiny import TINY_DENSE, write_tiny
@@ -77,15 +78,12 @@ def test_the_table(server: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-NOWHERE = {
-    "no GPU": ([], 3, "llama.cpp has no GPU here to calibrate"),
-    "no such device": (["-dev", "CUDA7"], 2, "unknown device 'CUDA7'"),
-    "no endpoint": (["--rpc", "host"], 2, "RPC server 'host' is not of the form host:port"),
-    "no profile": (["--twin", "abacus:1.0"], 2, "unknown profile 'abacus'"),
-}
-
-
-@pytest.mark.parametrize(("words", "status", "message"), NOWHERE.values(), ids=NOWHERE)
+@named_cases(
+    ("no GPU", [], 3, "llama.cpp has no GPU here to calibrate"),
+    ("no such device", ["-dev", "CUDA7"], 2, "unknown device 'CUDA7'"),
+    ("no endpoint", ["--rpc", "host"], 2, "RPC server 'host' is not of the form host:port"),
+    ("no profile", ["--twin", "abacus:1.0"], 2, "unknown profile 'abacus'"),
+)
 def test_one_line_says_why_not(words: Sequence[str], status: int, message: str) -> None:
     done = run_fitter("calibrate", *words)
     assert (done.returncode, done.stdout) == (status, "")

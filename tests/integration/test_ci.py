@@ -15,6 +15,7 @@ import pytest
 import tomli
 import yaml
 
+from tests.support.cases import cases, named_cases
 from tools.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,26 +139,24 @@ def test_the_action_fails_where_it_takes_more(runner: Runner) -> None:
     assert "CUDA0" in line
 
 
-INPUTS: dict[str, tuple[str, dict[str, str], int, str]] = {
-    "another file": ("check", {"cases": "missing.toml"}, 2, "missing.toml does not exist: "),
-    "selection": ("check", {"select": "not chat"}, 2, "selects no case"),
-    "selection with blanks": ("check", {"select": "chat and not ( x or y )"}, 0, ""),
-    "arguments": ("check", {"arguments": "--jobs 1  --lock fitter.lock"}, 0, ""),
-    "wrong arguments": ("check", {"arguments": "--nonsense"}, 2, "No such option '--nonsense'"),
-    "code for a shell": (
+@named_cases(
+    ("another file", "check", {"cases": "missing.toml"}, 2, "missing.toml does not exist: "),
+    ("selection", "check", {"select": "not chat"}, 2, "selects no case"),
+    ("selection with blanks", "check", {"select": "chat and not ( x or y )"}, 0, ""),
+    ("arguments", "check", {"arguments": "--jobs 1  --lock fitter.lock"}, 0, ""),
+    ("wrong arguments", "check", {"arguments": "--nonsense"}, 2, "No such option '--nonsense'"),
+    (
+        "code for a shell",
         "check",
         {"select": "$(touch ran)", "arguments": "; touch ran", "cases": "`touch ran`"},
         2,
         "",
     ),
-    "one build": ("history", {"builds": "python"}, 2, "builds are compared, and there are not two"),
-    "a missing build": ("history", {"builds": "python missing"}, 2, "llama_cpp 'missing' is not there"),
-    "code for a shell as builds": ("history", {"builds": "$(touch ran) ;touch ran", "cases": "`touch ran`"}, 2, ""),
-}
-
-
-@pytest.mark.parametrize(("step", "inputs", "status", "message"), INPUTS.values(), ids=INPUTS)
-def test_inputs_of_the_action(runner: Runner, step: str, inputs: dict[str, str], status: int, message: str) -> None:
+    ("one build", "history", {"builds": "python"}, 2, "builds are compared, and there are not two"),
+    ("a missing build", "history", {"builds": "python missing"}, 2, "llama_cpp 'missing' is not there"),
+    ("code for a shell as builds", "history", {"builds": "$(touch ran) ;touch ran", "cases": "`touch ran`"}, 2, ""),
+)
+def test_inputs_of_the_action(step: str, inputs: dict[str, str], status: int, message: str, runner: Runner) -> None:
     runner.lock()
     done = runner.ask(step, **inputs)
     assert (done.returncode, runner.outputs["status"]) == (status, str(status)), done.stderr
@@ -257,8 +256,8 @@ def test_what_is_built_is_known_by_its_sources(runner: Runner, tmp_path: Path) -
     assert elsewhere.stdout.startswith("::error title=fitter::fitter runs on Linux")
 
 
-@pytest.mark.parametrize("is_built", ["true", "false", ""])
-def test_what_is_in_the_cache_is_not_built_again(runner: Runner, is_built: str) -> None:
+@cases("true", "false", "")
+def test_what_is_in_the_cache_is_not_built_again(is_built: str, runner: Runner) -> None:
     python = runner.temp / "python"
     program(python, f'#!/bin/sh\nmkdir -p "$4/bin"\ncp "{runner.temp}/pip" "$4/bin/python"\n')
     program(

@@ -13,6 +13,7 @@ import fitter
 from fitter.api.claim_model import claim_device
 from fitter.model.shapes import catalogue
 from fitter.planning.plan.pod_claim import pod_claim
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.hub import hub_of
 from tools import claimed
@@ -133,9 +134,8 @@ def test_a_file_type_that_the_file_does_not_say(
     assert why in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [({"quant": 5}, "quant is 5"), ({"min_tps": "x"}, "min-tps is 'x'"), ({"efficiency": [1]}, r"efficiency is \[1\]")],
+@cases(
+    ({"quant": 5}, "quant is 5"), ({"min_tps": "x"}, "min-tps is 'x'"), ({"efficiency": [1]}, r"efficiency is \[1\]")
 )
 def test_values_of_other_kinds_in_python(words: dict[str, Any], why: str) -> None:
     with pytest.raises(fitter.UsageError, match=why):
@@ -162,22 +162,19 @@ def test_names_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert "has no Q4_K_M: its file types are Q4_0, Q8_0; name one with --quant" in refused.stderr
 
 
-REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
-    "a speed of nothing": (("--min-tps", "0"), 2, "give tokens per second above 0"),
-    "no card is as fast": (("--min-tps", "100000"), 3, "no bandwidth makes 100000 tokens per second"),
-    "a percentage": (("--min-tps", "5", "--efficiency", "101"), 2, "--efficiency 101 is no percentage of a bandwidth"),
-    "a card": (("--min-tps", "5", "--gpu", "24GiB"), 2, "for all of the model: leave --gpu out"),
-    "layers": (("--min-tps", "5", "-ngl", "0"), 2, "for all of the model: leave -ngl out"),
-    "a plan's option": (("--min-tps", "5", "-cram", "0"), 2, "one load, which has no -cram: leave it out"),
-    "a percentage alone": (("--efficiency", "55"), 2, "--efficiency belongs to a claim for a device"),
-    "two types": (("--min-tps", "5", "--quant", "Q8_0"), 2, "has the file type Q4_K_M, and --quant says Q8_0"),
-    "no limit": (("-cram", "-1", "--gpu", "24GiB"), 3, "-cram -1 has no limit"),
-    "another program": (("--for", "llama-cpp-python", "--gpu", "24GiB"), 3, "a pod runs llama-server"),
-    "no room": (("--gpu", "2GiB", "--host-memory", "1GiB"), 1, "does not fit: the host lacks"),
-}
-
-
-@pytest.mark.parametrize(("words", "status", "message"), REFUSED.values(), ids=REFUSED)
+@named_cases(
+    ("a speed of nothing", ("--min-tps", "0"), 2, "give tokens per second above 0"),
+    ("no card is as fast", ("--min-tps", "100000"), 3, "no bandwidth makes 100000 tokens per second"),
+    ("a percentage", ("--min-tps", "5", "--efficiency", "101"), 2, "--efficiency 101 is no percentage of a bandwidth"),
+    ("a card", ("--min-tps", "5", "--gpu", "24GiB"), 2, "for all of the model: leave --gpu out"),
+    ("layers", ("--min-tps", "5", "-ngl", "0"), 2, "for all of the model: leave -ngl out"),
+    ("a plan's option", ("--min-tps", "5", "-cram", "0"), 2, "one load, which has no -cram: leave it out"),
+    ("a percentage alone", ("--efficiency", "55"), 2, "--efficiency belongs to a claim for a device"),
+    ("two types", ("--min-tps", "5", "--quant", "Q8_0"), 2, "has the file type Q4_K_M, and --quant says Q8_0"),
+    ("no limit", ("-cram", "-1", "--gpu", "24GiB"), 3, "-cram -1 has no limit"),
+    ("another program", ("--for", "llama-cpp-python", "--gpu", "24GiB"), 3, "a pod runs llama-server"),
+    ("no room", ("--gpu", "2GiB", "--host-memory", "1GiB"), 1, "does not fit: the host lacks"),
+)
 def test_what_is_refused_in_one_line(words: tuple[str, ...], status: int, message: str) -> None:
     done = run_fitter("claim", f"{SHAPE}:Q4_K_M", *words)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1), done.stderr

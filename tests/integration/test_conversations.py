@@ -15,6 +15,7 @@ from fitter.errors import WorkerError
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.ask import Ask
+from tests.support.cases import cases, named_cases
 from tools import shapes
 
 AGENTS = {"workload": "agent", "users": 8}
@@ -44,7 +45,7 @@ def planned(model: str, folder: Path, **words: Any) -> Plan:
     return fitter.fit(shapes.write(model, folder, vocab=False), program="llama-server", **words)
 
 
-@pytest.mark.parametrize(("model", "words", "slots", "swa_full"), CASES.values(), ids=CASES)
+@cases(CASES)
 def test_the_quickest_turn(model: str, words: dict[str, Any], slots: int, swa_full: bool, tmp_path: Path) -> None:
     plan = planned(model, tmp_path, **words)
     assert plan.turns is not None
@@ -60,20 +61,18 @@ def test_the_quickest_turn(model: str, words: dict[str, Any], slots: int, swa_fu
         assert plan.choices[-1].subject == "how conversations are kept"
 
 
-CACHES: dict[str, tuple[str, dict[str, Any], bool]] = {
-    "some slots are idle": ("gpt-oss-20b", {"workload": "chat", "users": 16}, True),
-    "all slots are busy": ("gpt-oss-20b", {"workload": "chat,gap=0", "users": 16}, False),
-    "the user's caches are kept": ("gpt-oss-20b", {"workload": "chat", "users": 16, "kv_unified": False}, False),
-    "one user": ("gpt-oss-20b", {"workload": "chat"}, False),
-    "one cache would not hold all conversations": (
+@named_cases(
+    ("some slots are idle", "gpt-oss-20b", {"workload": "chat", "users": 16}, True),
+    ("all slots are busy", "gpt-oss-20b", {"workload": "chat,gap=0", "users": 16}, False),
+    ("the user's caches are kept", "gpt-oss-20b", {"workload": "chat", "users": 16, "kv_unified": False}, False),
+    ("one user", "gpt-oss-20b", {"workload": "chat"}, False),
+    (
+        "one cache would not hold all conversations",
         "gpt-oss-20b",
         {"workload": "prompt=30000,reused=90%,answer=300,turns=8,users=8,gap=20"},
         False,
     ),
-}
-
-
-@pytest.mark.parametrize(("model", "words", "kv_unified"), CACHES.values(), ids=CACHES)
+)
 def test_one_cache_or_one_for_each_slot(model: str, words: dict[str, Any], kv_unified: bool, tmp_path: Path) -> None:
     plan = planned(model, tmp_path, gpus="h100-sxm", **words)
     assert plan.params.kv_unified is kv_unified
@@ -85,16 +84,13 @@ def test_one_cache_or_one_for_each_slot(model: str, words: dict[str, Any], kv_un
         assert (plan.params.n_ctx or 0) >= words["users"] * plan.turns.session.longest
 
 
-IDLE: dict[str, tuple[dict[str, Any], bool]] = {
-    "one user": ({"workload": "chat"}, True),
-    "several users": ({"workload": "chat", "users": 4}, False),
-    "several requests": ({"users": 4}, False),
-    "no work is described": ({"n_seq_max": 4}, True),
-    "as the user says": ({"workload": "chat", "users": 4, "cache_idle_slots": True}, True),
-}
-
-
-@pytest.mark.parametrize(("words", "saved"), IDLE.values(), ids=IDLE)
+@named_cases(
+    ("one user", {"workload": "chat"}, True),
+    ("several users", {"workload": "chat", "users": 4}, False),
+    ("several requests", {"users": 4}, False),
+    ("no work is described", {"n_seq_max": 4}, True),
+    ("as the user says", {"workload": "chat", "users": 4, "cache_idle_slots": True}, True),
+)
 def test_idle_slots_are_not_saved_while_others_wait(words: dict[str, Any], saved: bool | None, tmp_path: Path) -> None:
     plan = planned("llama-3.1-8b", tmp_path, gpus="rtx-4090", **words)
     assert plan.params.of_parameter(PARAMETERS["cache_idle_slots"]) is saved

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import named_cases
 from tools.cuda.toolkit import find
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,20 +85,19 @@ def test_what_was_built_with_cuda_is_kept(venv: Path) -> None:
     assert len(calls(venv)) == 2
 
 
-WITHOUT_TOOLKIT = {
-    "another meaning of the variable": (
+@named_cases(
+    (
+        "another meaning of the variable",
         ["CUDA=/usr/local/cuda", "CMAKE_ARGS=-DGGML_AVX=OFF"],
         ["-DGGML_RPC=ON", "-DGGML_AVX=OFF"],
     ),
-    "a compiler with broken AMX": (
+    (
+        "a compiler with broken AMX",
         ["BROKEN_AMX=yes", "CMAKE_ARGS=-DGGML_AVX=OFF"],
         ["-DGGML_RPC=ON", "-DGGML_NATIVE=OFF", "-DGGML_AVX=OFF"],
     ),
-}
-
-
-@pytest.mark.parametrize(("variables", "options"), WITHOUT_TOOLKIT.values(), ids=WITHOUT_TOOLKIT)
-def test_options_without_a_toolkit(venv: Path, variables: list[str], options: list[str]) -> None:
+)
+def test_options_without_a_toolkit(variables: list[str], options: list[str], venv: Path) -> None:
     make(venv, *variables)
     assert not (venv.parent / "toolkit").exists()
     assert shlex.split((venv.parent / "cmake_args").read_text()) == options

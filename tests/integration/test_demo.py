@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from examples import demo
+from tests.support.cases import named_cases
 
 HEADINGS = ["1. A model", "2. Two GPUs that are not here", "3. This machine", "4. The proof"]
 
@@ -95,15 +96,11 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 CPU, REPACK = ("CPU", "model"), ("CPU_REPACK", "model")
 
 
-@pytest.mark.parametrize(
-    ("predicted", "real", "status", "said"),
-    [
-        ({CPU: 1000, REPACK: 5}, {CPU: 1000, REPACK: 5}, 0, "Equal, to the byte."),
-        ({CPU: 1000, REPACK: 5}, {CPU: 1001, REPACK: 5}, 1, "+1 in reality"),
-        ({CPU: 1000, REPACK: 5}, {CPU: 1005}, 1, "-5 in reality"),
-        ({CPU: 1000}, {CPU: 1000, REPACK: 7}, 1, "+7 in reality"),
-    ],
-    ids=["equal", "more", "elsewhere", "another buffer type"],
+@named_cases(
+    ("equal", {CPU: 1000, REPACK: 5}, {CPU: 1000, REPACK: 5}, 0, "Equal, to the byte."),
+    ("more", {CPU: 1000, REPACK: 5}, {CPU: 1001, REPACK: 5}, 1, "+1 in reality"),
+    ("elsewhere", {CPU: 1000, REPACK: 5}, {CPU: 1005}, 1, "-5 in reality"),
+    ("another buffer type", {CPU: 1000}, {CPU: 1000, REPACK: 7}, 1, "+7 in reality"),
 )
 def test_what_differs_is_said(
     predicted: dict[tuple[str, str], int],

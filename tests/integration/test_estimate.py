@@ -16,6 +16,7 @@ from fitter import Price
 from fitter.errors import UsageError
 from fitter.llama.client import Worker
 from fitter.output.units import speed
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tools import shapes
 
@@ -62,15 +63,12 @@ def test_spilled_ffn_weights_cost_less_than_a_cache_on_the_host(price: Ask) -> N
     assert shallow.generation_tokens_per_second > 3 * cache.generation_tokens_per_second
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        pytest.param({}, id="one device"),
-        pytest.param({"gpus": ["2x rtx-4090"], "split_mode": "tensor"}, id="tensors split"),
-        pytest.param({"n_seq_max": 4, "users": 4, "n_ctx": 4 * 8192, "n_gpu_layers": 20}, id="users and host"),
-    ],
+@named_cases(
+    ("one device", {}),
+    ("tensors split", {"gpus": ["2x rtx-4090"], "split_mode": "tensor"}),
+    ("users and host", {"n_seq_max": 4, "users": 4, "n_ctx": 4 * 8192, "n_gpu_layers": 20}),
 )
-def test_several_depths_are_as_many_calls(models: dict[str, Path], worker: Worker, given: dict[str, Any]) -> None:
+def test_several_depths_are_as_many_calls(given: dict[str, Any], models: dict[str, Path], worker: Worker) -> None:
     def ask(live_tokens: int | list[int] | None = None) -> Price:
         words = {"n_ctx": 8192, "host_bandwidth": HOST, "gpus": ["rtx-4090"], **given}
         return fitter.estimate(models["llama-3.1-8b"], live_tokens=live_tokens, worker=worker, **words)
@@ -125,37 +123,31 @@ def test_sources_say_what_they_are(price: Ask) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"prompt": 8000, "generate": 193}, "more than the context of 8192"),
-        ({"live_tokens": 8193}, "8193 live tokens do not fit in a context of 8192"),
-        ({"live_tokens": [0, 8193]}, "8193 live tokens do not fit in a context of 8192"),
-        ({"live_tokens": []}, "live_tokens is an empty list: give a number of tokens, or a list of them"),
-        ({"prompt": 0}, "prompt .--prompt. is 0"),
-        ({"host_bandwidth": float("nan")}, "is not a bandwidth"),
-        ({"host_bandwidth": "fast"}, "is not a bandwidth"),
-        ({"split_mode": "row"}, "split mode 'row'"),
-        ({"n_ubatch": 0}, "n_ubatch .-ub. is 0"),
-    ],
+@cases(
+    ({"prompt": 8000, "generate": 193}, "more than the context of 8192"),
+    ({"live_tokens": 8193}, "8193 live tokens do not fit in a context of 8192"),
+    ({"live_tokens": [0, 8193]}, "8193 live tokens do not fit in a context of 8192"),
+    ({"live_tokens": []}, "live_tokens is an empty list: give a number of tokens, or a list of them"),
+    ({"prompt": 0}, "prompt .--prompt. is 0"),
+    ({"host_bandwidth": float("nan")}, "is not a bandwidth"),
+    ({"host_bandwidth": "fast"}, "is not a bandwidth"),
+    ({"split_mode": "row"}, "split mode 'row'"),
+    ({"n_ubatch": 0}, "n_ubatch .-ub. is 0"),
 )
-def test_bad_input(price: Ask, given: dict[str, object], says: str) -> None:
+def test_bad_input(given: dict[str, object], says: str, price: Ask) -> None:
     with pytest.raises(UsageError, match=says):
         price(**given)
 
 
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [
-        pytest.param("llama-3.1-8b", {"n_ctx": 8192}, id="everything on the device"),
-        pytest.param("qwen3-30b-a3b", {"n_ctx": 8192, "gpus": ["12GiB"]}, id="experts on the host"),
-        pytest.param("qwen3-30b-a3b", {"n_ctx": 8192, "gpus": ["8GiB", "6GiB"]}, id="two devices"),
-        pytest.param("llama-3.1-8b", {"n_ctx": 8192, "override_tensor": ["ffn_up=CPU"]}, id="the user's override"),
-        pytest.param("llama-3.1-8b", {"n_ctx": 4096, "gpus": ["none"]}, id="no device"),
-    ],
+@named_cases(
+    ("everything on the device", "llama-3.1-8b", {"n_ctx": 8192}),
+    ("experts on the host", "qwen3-30b-a3b", {"n_ctx": 8192, "gpus": ["12GiB"]}),
+    ("two devices", "qwen3-30b-a3b", {"n_ctx": 8192, "gpus": ["8GiB", "6GiB"]}),
+    ("the user's override", "llama-3.1-8b", {"n_ctx": 8192, "override_tensor": ["ffn_up=CPU"]}),
+    ("no device", "llama-3.1-8b", {"n_ctx": 4096, "gpus": ["none"]}),
 )
 def test_a_plan_is_priced_as_its_parameters_are(
-    models: dict[str, Path], model: str, options: dict[str, object]
+    model: str, options: dict[str, object], models: dict[str, Path]
 ) -> None:
     given = {"gpus": ["rtx-4090"], "host_bandwidth": HOST, **options}
     plan = fitter.fit(models[model], **given)  # type: ignore[arg-type]
@@ -232,20 +224,17 @@ def test_what_does_not_fit_has_no_estimate(models: dict[str, Path]) -> None:
     assert json.loads(done.stdout)["estimate"] is None
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["-c", "4096", "--prompt", "4000", "--generate", "97"], "more than the context of 4096"),
-        (["-c", "8192", "-np", "2", "--prompt", "4096"], "more than the context of 4096"),
-        (["--prompt", "200000"], "the model's own context of 131072"),
-        (["--generate", "-1"], "Invalid value for '--generate': -1 is too small; the smallest is 1"),
-        (["--host-bandwidth", "0GB/s"], "'0GB/s' is not a bandwidth"),
-        (["--objective", "best"], "unknown objective 'best'"),
-        (["--strategy", "best"], "unknown strategy 'best'"),
-        (["-ngl", "0", "-ts", "1,1"], "-ngl 0 keeps every layer on the host, but -ts splits layers over devices"),
-    ],
+@cases(
+    (["-c", "4096", "--prompt", "4000", "--generate", "97"], "more than the context of 4096"),
+    (["-c", "8192", "-np", "2", "--prompt", "4096"], "more than the context of 4096"),
+    (["--prompt", "200000"], "the model's own context of 131072"),
+    (["--generate", "-1"], "Invalid value for '--generate': -1 is too small; the smallest is 1"),
+    (["--host-bandwidth", "0GB/s"], "'0GB/s' is not a bandwidth"),
+    (["--objective", "best"], "unknown objective 'best'"),
+    (["--strategy", "best"], "unknown strategy 'best'"),
+    (["-ngl", "0", "-ts", "1,1"], "-ngl 0 keeps every layer on the host, but -ts splits layers over devices"),
 )
-def test_wrong_words_are_one_line(models: dict[str, Path], words: list[str], says: str) -> None:
+def test_wrong_words_are_one_line(words: list[str], says: str, models: dict[str, Path]) -> None:
     done = run_fitter(str(models["llama-3.1-8b"]), "--gpu", "2x 24GiB", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("fitter: error: ") and done.stderr.count("\n") == 1, done.stderr

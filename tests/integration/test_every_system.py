@@ -26,6 +26,7 @@ from fitter.llama.client import Worker
 from fitter.llama.processes import interpreter
 from fitter.machine.gpu import parse_gpus
 from tests.support import full_disk as full_disk_support
+from tests.support.cases import cases, named_cases
 from tools.tiny import write_tiny
 
 GPU = ("--gpu", "1GiB", "--fit-target", "64")
@@ -188,7 +189,7 @@ def short_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return short
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+@cases(SPELLINGS)
 def test_a_model_named_otherwise(spelling: Callable[[Path], str], short_folder: Path) -> None:
     status, out, err = fitter("inspect", spelling(short_folder / "ein mödel.gguf"))
     assert (status, "tiny moe" in out) == (0, True), err
@@ -224,7 +225,7 @@ def test_no_model_of_a_name_is_one_line(
     assert (status, out) == (3, "") and name[:3] in one_line(err)
 
 
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+@cases(NAMES)
 def test_a_result_of_a_name(name: str, place: Path, short_folder: Path) -> None:
     with nothing_left(place):
         status, out, err = fitter("explore", "ein mödel.gguf", *GPU, "-c", "1024", "-o", f"{name}.csv")
@@ -248,10 +249,9 @@ def full_disk() -> Iterator[Path]:
     assert [path.name for path in disk.rglob("*") if path.is_file()] == ["filler"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [(("MODEL", *GPU), "-ngl 5"), (("explore", "MODEL", *GPU, "-c", "1024", "-j", "2"), "1 plan: 1 fit")],
-    ids=["fit", "explore"],
+@named_cases(
+    ("fit", ("MODEL", *GPU), "-ngl 5"),
+    ("explore", ("explore", "MODEL", *GPU, "-c", "1024", "-j", "2"), "1 plan: 1 fit"),
 )
 def test_full_disk_for_files_in_between(
     words: tuple[str, ...], said: str, full_disk: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -282,7 +282,7 @@ def test_full_disk_for_a_result(words: tuple[str, ...], full_disk: Path, short_f
     assert (status, "1 unchanged" in out) == (5, words[0] == "check") and "No space left on device" in one_line(err)
 
 
-@pytest.mark.parametrize("words", [("MODEL", *GPU), ("inspect", "MODEL")], ids=["fit", "inspect"])
+@named_cases(("fit", ("MODEL", *GPU)), ("inspect", ("inspect", "MODEL")))
 def test_no_model_is_one_line(words: tuple[str, ...], folder: Path, place: Path) -> None:
     with nothing_left(place):
         status, out, err = fitter(*(str(folder / "no mödel.gguf") if word == "MODEL" else word for word in words))
@@ -319,13 +319,9 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("sabotage")
-@pytest.mark.parametrize(
-    ("code", "error", "said"),
-    [
-        ("os.abort()", LlamaCppCrashError, "llama.cpp was ended by SIGABRT during 'host'"),
-        ("os._exit(7)", WorkerError, "ended with status 7 during 'host', and so did a new one"),
-    ],
-    ids=["abort", "end"],
+@named_cases(
+    ("abort", "os.abort()", LlamaCppCrashError, "llama.cpp was ended by SIGABRT during 'host'"),
+    ("end", "os._exit(7)", WorkerError, "ended with status 7 during 'host', and so did a new one"),
 )
 def test_a_worker_that_ends(
     code: str, error: type[Exception], said: str, place: Path, monkeypatch: pytest.MonkeyPatch

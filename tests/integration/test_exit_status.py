@@ -18,6 +18,7 @@ import pytest
 
 import fitter
 from fitter.errors import PlanError
+from tests.support.cases import cases
 from tests.support.plans import for_format
 from tools.tiny import write_tiny
 
@@ -80,8 +81,8 @@ def test_without_stderr_the_answer_is_the_same(place: Path, words: Sequence[str]
         assert done.stdout.count("\n") == whole.stdout.count("\n") > 0
 
 
-@pytest.mark.parametrize("redirect", [">&- 2>&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
-def test_with_nowhere_to_say_it(place: Path, redirect: str) -> None:
+@cases(">&- 2>&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/full")
+def test_with_nowhere_to_say_it(redirect: str, place: Path) -> None:
     assert run(place, "a.gguf", *GPU, redirect=redirect).returncode == 5
     assert run(place, "nothing.gguf", redirect=redirect).returncode == 3
     assert run(place, "--nothing", redirect=redirect).returncode == 2
@@ -120,23 +121,20 @@ def test_a_pipe_that_does_not_wait(place: Path) -> None:
     assert json.loads(text)["gpus"]
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("lock", "--lock", "nowhere/a.lock"), "nowhere/a.lock cannot be written: No such file or directory"),
-        (
-            ("lock", "--lock", "."),
-            ". cannot be written: it is a directory, but a lock must be a file: choose another path with --lock",
-        ),
-        (
-            ("lock", "--lock", "/dev/full"),
-            "/dev/full cannot be written: it is a device, but a lock must be a file: choose another path with --lock",
-        ),
-        (("check", "--junit", "/dev/full"), "/dev/full cannot be written: No space left on device"),
-        (("check", "--junit", "a.gguf/b.xml"), "a.gguf/b.xml cannot be written: Not a directory"),
-    ],
+@cases(
+    (("lock", "--lock", "nowhere/a.lock"), "nowhere/a.lock cannot be written: No such file or directory"),
+    (
+        ("lock", "--lock", "."),
+        ". cannot be written: it is a directory, but a lock must be a file: choose another path with --lock",
+    ),
+    (
+        ("lock", "--lock", "/dev/full"),
+        "/dev/full cannot be written: it is a device, but a lock must be a file: choose another path with --lock",
+    ),
+    (("check", "--junit", "/dev/full"), "/dev/full cannot be written: No space left on device"),
+    (("check", "--junit", "a.gguf/b.xml"), "a.gguf/b.xml cannot be written: Not a directory"),
 )
-def test_a_file_that_cannot_be_written(place: Path, words: Sequence[str], says: str) -> None:
+def test_a_file_that_cannot_be_written(words: Sequence[str], says: str, place: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in place.iterdir()}
     done = run(place, *words)
     assert done.returncode == 5
@@ -145,10 +143,7 @@ def test_a_file_that_cannot_be_written(place: Path, words: Sequence[str], says: 
     assert {path.name: path.stat().st_mtime_ns for path in place.iterdir()} == before
 
 
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [("KeyError('a\\x1b')", "KeyError in <string>:"), ("ImportError('no click')", "cannot be imported (no click)")],
-)
+@cases(("KeyError('a\\x1b')", "KeyError in <string>:"), ("ImportError('no click')", "cannot be imported (no click)"))
 def test_what_nobody_has_foreseen(error: str, says: str) -> None:
     script = f"""
 import sys
@@ -222,8 +217,8 @@ def _guide() -> str:
     return (Path(fitter.__file__).parents[1] / "docs" / "guides" / "llama-server.md").read_text()
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_the_answer_comes_last_where_both_streams_are_one(place: Path, unbuffered: str) -> None:
+@cases("", "1")
+def test_the_answer_comes_last_where_both_streams_are_one(unbuffered: str, place: Path) -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     lines = run(place, "a.gguf", *GPU, redirect="2>&1", env=environment).stdout.splitlines()
     assert any(line.startswith("  estimate ") for line in lines[-3:-1])

@@ -17,6 +17,7 @@ import pytest
 import fitter
 from examples.tiny_moe import TinyModel
 from fitter.machine import rpc_devices
+from tests.support.cases import cases, named_cases
 from tests.support.patience import SECONDS, until, with_more_time
 from tools.servers import Proxy, RpcServer
 from tools.tiny import write_tiny
@@ -242,8 +243,8 @@ print(json.dumps(attempt(lambda: fitter.Llama(path, n_ctx=256, verbose=False))),
 """
 
 
-@pytest.mark.parametrize("how", ["llm.close()", "del llm"])
-def test_closing_a_model_whose_server_is_gone(model: Path, how: str) -> None:
+@cases("llm.close()", "del llm")
+def test_closing_a_model_whose_server_is_gone(how: str, model: Path) -> None:
     with RpcServer() as server, Script(CLOSE.replace("{how}", how), model, options=on_server(server.address)) as script:
         script.read()
         server.kill()
@@ -255,8 +256,8 @@ def test_closing_a_model_whose_server_is_gone(model: Path, how: str) -> None:
         script.end()
 
 
-@pytest.mark.parametrize("is_alive", [True, False])
-def test_a_process_ends_whose_model_is_still_open(model: Path, is_alive: bool) -> None:
+@cases(True, False)
+def test_a_process_ends_whose_model_is_still_open(is_alive: bool, model: Path) -> None:
     with RpcServer() as server:
         code = "keep = fitter.Llama(path, **options)\ngenerate(keep)\nwait('loaded')\n"
         with Script(code, model, options=on_server(server.address)) as script:
@@ -401,16 +402,12 @@ def test_ctrl_c_ends_a_load(model: Path, server: RpcServer) -> None:
 # --- the model's file
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda path: path.unlink(), "model.gguf: no such file"),
-        (lambda path: write_tiny(path), "model.gguf has changed since it was fitted: fit it again"),
-        (lambda path: os.utime(path), "model.gguf has changed since it was fitted: fit it again"),
-    ],
-    ids=["gone", "another one", "written again"],
+@named_cases(
+    ("gone", lambda path: path.unlink(), "model.gguf: no such file"),
+    ("another one", lambda path: write_tiny(path), "model.gguf has changed since it was fitted: fit it again"),
+    ("written again", lambda path: os.utime(path), "model.gguf has changed since it was fitted: fit it again"),
 )
-def test_a_model_that_is_not_what_it_was(tmp_path: Path, change: Any, message: str) -> None:
+def test_a_model_that_is_not_what_it_was(change: Any, message: str, tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "model.gguf", MODEL)
     plan = fitter.fit(path, n_ctx=256)
     change(path)

@@ -14,6 +14,7 @@ import pytest
 import fitter
 from fitter import Plan
 from fitter.llama.client import Worker
+from tests.support.cases import cases, named_cases
 from tools import shapes
 
 HOST = "60GB/s"
@@ -162,13 +163,10 @@ def test_two_that_are_faster_than_the_one_that_holds_everything(
 
 _FFN = ("up", "down", "gate")
 
-MIXED_LINKS = {
-    "the slower link first": ("gtx-1080-ti", "rtx-5090"),
-    "the faster link first": ("rtx-5090", "gtx-1080-ti"),
-}
 
-
-@pytest.mark.parametrize("gpus", MIXED_LINKS.values(), ids=MIXED_LINKS)
+@named_cases(
+    ("the slower link first", ("gtx-1080-ti", "rtx-5090")), ("the faster link first", ("rtx-5090", "gtx-1080-ti"))
+)
 def test_host_weights_reach_the_first_device_by_the_fastest_link(gpus: tuple[str, str], tmp_path: Path) -> None:
     model = shapes.write("qwen3-235b-a22b", tmp_path, vocab=False)
     names = [f"CUDA{d}" for d in range(2)]
@@ -181,7 +179,7 @@ def test_host_weights_reach_the_first_device_by_the_fastest_link(gpus: tuple[str
     assert len(said) == (gpus[0] != "rtx-5090")
 
 
-@pytest.mark.parametrize(("prompt", "gpu"), [(16, "8GiB"), (30000, "8GiB"), (30000, "rtx-4060"), (None, "4GiB")])
+@cases((16, "8GiB"), (30000, "8GiB"), (30000, "rtx-4060"), (None, "4GiB"))
 def test_what_is_said_of_the_weights_is_what_was_done(prompt: int | None, gpu: str, tmp_path: Path) -> None:
     plan = fitter.fit(shapes.write("qwen3-32b", tmp_path, vocab=False), gpus=[gpu], prompt=prompt)
     (choice,) = [choice for choice in plan.choices if choice.subject == "where the weights go"]

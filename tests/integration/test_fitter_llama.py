@@ -22,6 +22,7 @@ from fitter.llama.load.breakdown import breakdown_of
 from fitter.llama.load.structs import apply
 from fitter.llama.types import TensorBuftOverride
 from fitter.parameters.table import of_a_struct
+from tests.support.cases import cases
 from tools.tiny import write_tiny
 
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "verbose": False, "n_threads": 1}
@@ -163,8 +164,8 @@ def test_what_a_chat_handler_brings_is_told(model: Path) -> None:
     assert caught[0].filename == __file__, "who is told is who called"
 
 
-@pytest.mark.parametrize(("host_memory", "is_told"), [("60MiB", True), ("2GiB", False)])
-def test_what_logits_of_all_tokens_take_is_told(model: Path, host_memory: str, is_told: bool) -> None:
+@cases(("60MiB", True), ("2GiB", False))
+def test_what_logits_of_all_tokens_take_is_told(host_memory: str, is_told: bool, model: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PlanWarning)
         options = {**OPTIONS, "n_ctx": 16384, "logits_all": True, "host_memory": host_memory, "host_margin": 0}
@@ -242,20 +243,11 @@ def test_a_model_of_the_hub(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hub")
-@pytest.mark.parametrize(
-    ("repository", "pattern", "options", "kind", "message"),
-    [
-        ("a/b", "*.gguf", {}, UsageError, "a/b: Multiple files found in a/b matching"),
-        ("a/b", "x.gguf", {}, UsageError, "a/b: No file found in a/b that match x.gguf"),
-        ("a/offline", "one.gguf", {}, ModelError, "a/offline cannot be downloaded: no network"),
-        (
-            "a/offline",
-            "one.gguf",
-            {"n_ctxx": 1},
-            UsageError,
-            "fitter.Llama has no keyword 'n_ctxx'; did you mean 'n_ctx'",
-        ),
-    ],
+@cases(
+    ("a/b", "*.gguf", {}, UsageError, "a/b: Multiple files found in a/b matching"),
+    ("a/b", "x.gguf", {}, UsageError, "a/b: No file found in a/b that match x.gguf"),
+    ("a/offline", "one.gguf", {}, ModelError, "a/offline cannot be downloaded: no network"),
+    ("a/offline", "one.gguf", {"n_ctxx": 1}, UsageError, "fitter.Llama has no keyword 'n_ctxx'; did you mean 'n_ctx'"),
 )
 def test_what_goes_wrong_with_the_hub(
     repository: str, pattern: str, options: Mapping[str, Any], kind: type[Exception], message: str

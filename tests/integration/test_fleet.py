@@ -19,6 +19,7 @@ from fitter.machine.speed import named
 from fitter.output.keywords import fit_kwargs
 from fitter.parameters.targets import FLEET_FORMATS
 from fitter.regression.lockfile import read_lock
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tools.fleet_cases import FLEETS, FleetExample
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
@@ -167,7 +168,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("models", "message"), REFUSED.values(), ids=REFUSED)
+@cases(REFUSED)
 def test_bad_input_is_one_line(models: Any, message: str) -> None:
     if len(models) == 1:
         models = {"a": {"model": "shape://qwen2-7b"}}
@@ -210,7 +211,7 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize(("models", "machine", "message"), UNFIT.values(), ids=UNFIT)
+@cases(UNFIT)
 def test_what_does_not_fit_is_one_line_with_a_remedy(models: Any, machine: Any, message: str) -> None:
     fleet = fitter.fleet(models, cache_ram=512, **machine)
     assert not fleet
@@ -347,15 +348,6 @@ def test_one_updated_case_leaves_the_fleet_in_the_lock(folder: Path) -> None:
     assert read_lock(folder / "fitter.lock").fleet is None
 
 
-EVIL = {
-    "a build in the cases": (("./evil", ""), "llama_cpp is './evil', which is native code"),
-    "a build in the lock": (("", "llama_cpp = './evil'"), "'chat' has llama_cpp in the lock, which no fleet records"),
-    "a backend in the lock": (("", "profile = 'library:/x'"), "'chat' has profile in the lock, which no fleet records"),
-    "a server in the lock": (("", "rpc = 'evil:1'"), "'chat' has rpc in the lock, which no fleet records"),
-    "a file in the lock": (("", "mmproj = '/etc/x'"), "'chat' has mmproj in the lock, which no fleet records"),
-}
-
-
 @pytest.fixture(scope="module")
 def lock(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The fleet of a lock, without the cases: each of its models is only in the fleet."""
@@ -366,8 +358,14 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> str:
     return "schema = 1\n" + text[text.index("[fleet]") :]
 
 
-@pytest.mark.parametrize(("words", "message"), EVIL.values(), ids=EVIL)
-def test_neither_file_runs_what_nobody_trusts(lock: str, tmp_path: Path, words: tuple[str, str], message: str) -> None:
+@named_cases(
+    ("a build in the cases", ("./evil", ""), "llama_cpp is './evil', which is native code"),
+    ("a build in the lock", ("", "llama_cpp = './evil'"), "'chat' has llama_cpp in the lock, which no fleet records"),
+    ("a backend in the lock", ("", "profile = 'library:/x'"), "'chat' has profile in the lock, which no fleet records"),
+    ("a server in the lock", ("", "rpc = 'evil:1'"), "'chat' has rpc in the lock, which no fleet records"),
+    ("a file in the lock", ("", "mmproj = '/etc/x'"), "'chat' has mmproj in the lock, which no fleet records"),
+)
+def test_neither_file_runs_what_nobody_trusts(words: tuple[str, str], message: str, lock: str, tmp_path: Path) -> None:
     build, keyword = words
     toml = TOML.replace("[defaults]\n", f"[defaults]\nllama_cpp = '{build}'\n") if build else TOML
     head = "[fleet.models.chat.keywords]\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import named_cases
 from tests.support.llama_builds import NEWEST, fetched
 from tools import llama_builds
 from tools.follow import entries, facts
@@ -120,16 +121,13 @@ def test_a_package_is_written_as_a_build(own: Path, monkeypatch: pytest.MonkeyPa
     assert json.loads((own / "layouts.json").read_text())["layouts"][NEWEST] == known
 
 
-WRONG = {
-    "no file": (["none"], "none is neither a file, nor a directory, nor PACKAGE==VERSION"),
-    "an empty directory": (["{}/b12345"], "there is neither a source, nor a llama.h, nor a libllama.so in {}/b12345"),
-    "a directory without a number": (["{}/plain"], "says no number of a build: name it with --name"),
-    "no archive": (["{}/b12345.zip"], "{}/b12345.zip cannot be unpacked: "),
-    "rules without a library": (["{}/header-b12345", "--rules", "1"], "--rules needs the source and the libraries"),
-}
-
-
-@pytest.mark.parametrize(("words", "said"), WRONG.values(), ids=WRONG)
+@named_cases(
+    ("no file", ["none"], "none is neither a file, nor a directory, nor PACKAGE==VERSION"),
+    ("an empty directory", ["{}/b12345"], "there is neither a source, nor a llama.h, nor a libllama.so in {}/b12345"),
+    ("a directory without a number", ["{}/plain"], "says no number of a build: name it with --name"),
+    ("no archive", ["{}/b12345.zip"], "{}/b12345.zip cannot be unpacked: "),
+    ("rules without a library", ["{}/header-b12345", "--rules", "1"], "--rules needs the source and the libraries"),
+)
 def test_wrong_words(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("b12345", "plain", "header-b12345"):
         (tmp_path / name).mkdir()

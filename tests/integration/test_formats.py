@@ -34,6 +34,7 @@ from fitter.planning.plan.plan import DeviceUse, HostUse, ModelSummary, Search
 from fitter.planning.request.constraints import params_of
 from tests.formats import ik_llama
 from tests.formats import upstream as server
+from tests.support.cases import named_cases
 from tests.support.command import run_fitter
 from tests.support.plans import for_format
 from tools import shapes
@@ -400,12 +401,6 @@ def test_a_fitted_plan_in_every_format(case: str, reader: Path, models: Path, tm
     assert again.breakdown.rows == plan.breakdown.rows
 
 
-REAL = {
-    "Llama": (TINY_DENSE, {"n_ctx": 512, "type_k": "q8_0", "type_v": "q8_0", "n_ubatch": 128}),
-    "overrides": (TINY_MOE, {"n_ctx": 512, "override_tensor": ["exps=CPU"], "op_offload": False}),
-    "four sequences": (TINY_MOE, {"n_ctx": 1024, "n_seq_max": 4, "offload_kqv": False}),
-}
-
 CHECK = """
 import json
 from fitter.llama.processes import wire
@@ -417,7 +412,11 @@ print(json.dumps({"rows": wire.encode(real), "tokens": text["usage"]["completion
 """
 
 
-@pytest.mark.parametrize("case", REAL.values(), ids=REAL)
+@named_cases(
+    ("Llama", (TINY_DENSE, {"n_ctx": 512, "type_k": "q8_0", "type_v": "q8_0", "n_ubatch": 128})),
+    ("overrides", (TINY_MOE, {"n_ctx": 512, "override_tensor": ["exps=CPU"], "op_offload": False})),
+    ("four sequences", (TINY_MOE, {"n_ctx": 1024, "n_seq_max": 4, "offload_kqv": False})),
+)
 def test_the_script_loads_what_was_measured(case: tuple[Any, dict[str, Any]], tmp_path: Path) -> None:
     shape, options = case
     model = write_tiny(tmp_path / "tiny.gguf", shape)

@@ -7,26 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from fitter.llama.build import find_layout, layouts
 from fitter.llama.build.inspect_build import CHECKS, check_build
+from tests.support.cases import cases, named_cases
 from tests.support.future_builds import Field, write_future_build
 from tests.support.llama_builds import LAYOUTS, NEWEST, where
 from tools.tiny import write_tiny
 
 MODEL, CONTEXT = layouts.STRUCTS
 
-TAKEN = {
-    "a field in the middle of each struct": (
-        Field(MODEL, "tensor_split", "int32_t", "07"),
-        Field(CONTEXT, "n_threads", "size_t", "2a"),
-    ),
-    "two fields of one struct": (
-        Field(CONTEXT, "n_batch", "int32_t", "07"),
-        Field(CONTEXT, "embeddings", "bool", "01"),
-    ),
-}
 REFUSED = {
     "a flag like those beside it": (
         Field(CONTEXT, "op_offload", "bool", "01"),
@@ -55,7 +44,16 @@ def fit(model: Path, build: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("fields", TAKEN.values(), ids=TAKEN)
+@named_cases(
+    (
+        "a field in the middle of each struct",
+        (Field(MODEL, "tensor_split", "int32_t", "07"), Field(CONTEXT, "n_threads", "size_t", "2a")),
+    ),
+    (
+        "two fields of one struct",
+        (Field(CONTEXT, "n_batch", "int32_t", "07"), Field(CONTEXT, "embeddings", "bool", "01")),
+    ),
+)
 def test_a_build_that_is_taken_is_right(fields: tuple[Field, ...], tmp_path: Path) -> None:
     build, model = future(tmp_path / "future", *fields), write_tiny(tmp_path / "moe.gguf")
     found = check_build(build)
@@ -69,7 +67,7 @@ def test_a_build_that_is_taken_is_right(fields: tuple[Field, ...], tmp_path: Pat
     assert plans[0] == plans[1]
 
 
-@pytest.mark.parametrize(("field", "why"), REFUSED.values(), ids=REFUSED)
+@cases(REFUSED)
 def test_a_build_that_is_refused(field: Field, why: str, tmp_path: Path) -> None:
     build, model = future(tmp_path / "future", field), write_tiny(tmp_path / "moe.gguf")
     status, printed, said = fit(model, build)

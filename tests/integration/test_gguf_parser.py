@@ -16,6 +16,7 @@ from fitter.cli import main
 from fitter.llama.client import Worker
 from fitter.model.files import addresses
 from fitter.planning.tables.offload_rows import layer_counts
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tools.tiny_projector import write_projector
 
@@ -39,18 +40,15 @@ def items(*words: str | Path) -> list[dict[str, Any]]:
     return found
 
 
-STEPS = {
-    "the largest alone": ((-1, 0, 29), (29,)),
-    "none": ((0, 0, 29), (0,)),
-    "none, in steps": ((0, 5, 29), (0,)),
-    "each": ((-1, 1, 4), (0, 1, 2, 3, 4)),
-    "steps that do not end there": ((-1, 3, 7), (0, 3, 6, 7)),
-    "steps that end there": ((6, 3, 7), (0, 3, 6)),
-    "more than there are": ((99, 4, 7), (0, 4, 7)),
-}
-
-
-@pytest.mark.parametrize(("asked", "counts"), STEPS.values(), ids=STEPS)
+@named_cases(
+    ("the largest alone", (-1, 0, 29), (29,)),
+    ("none", (0, 0, 29), (0,)),
+    ("none, in steps", (0, 5, 29), (0,)),
+    ("each", (-1, 1, 4), (0, 1, 2, 3, 4)),
+    ("steps that do not end there", (-1, 3, 7), (0, 3, 6, 7)),
+    ("steps that end there", (6, 3, 7), (0, 3, 6)),
+    ("more than there are", (99, 4, 7), (0, 4, 7)),
+)
 def test_numbers_of_layers(asked: tuple[int, int, int], counts: tuple[int, ...]) -> None:
     assert layer_counts(*asked) == counts
 
@@ -79,20 +77,18 @@ def test_layers_of_two_cards_and_of_a_remote_one() -> None:
     assert [each["remote"] for each in alone["vrams"]] == [True, False]
 
 
-CHANGES: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "a quantized cache": (["--cache-type-k=q8_0", "--cache-type-v=q8_0", "--flash-attention"], {"type_k": "q8_0"}),
-    "slots": (["--parallel-size=4"], {"n_seq_max": 4}),
-    "a cache on the host": (["--no-kv-offload"], {"offload_kqv": False}),
-    "batches": (["--batch-size=1024", "--ubatch-size=256"], {"n_batch": 1024, "n_ubatch": 256}),
-    "flags of Go that are off": (["--no-kv-offload=false", "--mmap=false", "--swa-full=false"], {}),
-    "what GPUStack adds": (
+@named_cases(
+    ("a quantized cache", ["--cache-type-k=q8_0", "--cache-type-v=q8_0", "--flash-attention"], {"type_k": "q8_0"}),
+    ("slots", ["--parallel-size=4"], {"n_seq_max": 4}),
+    ("a cache on the host", ["--no-kv-offload"], {"offload_kqv": False}),
+    ("batches", ["--batch-size=1024", "--ubatch-size=256"], {"n_batch": 1024, "n_ubatch": 256}),
+    ("flags of Go that are off", ["--no-kv-offload=false", "--mmap=false", "--swa-full=false"], {}),
+    (
+        "what GPUStack adds",
         ["--skip-tokenizer", "--skip-metadata", "--cache-expiration=0", "--max-projected-cache=10"],
         {},
     ),
-}
-
-
-@pytest.mark.parametrize(("words", "keywords"), CHANGES.values(), ids=CHANGES)
+)
 def test_options(words: list[str], keywords: dict[str, Any]) -> None:
     if "type_k" in keywords:
         keywords = {**keywords, "type_v": "q8_0", "flash_attn": "on"}
@@ -136,12 +132,9 @@ def test_the_table() -> None:
     assert [line.split()[:2] for line in done.stdout.splitlines()[1:]] == [["0", "no"], ["20", "no"], ["29", "yes"]]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["-c", "many"], "--ctx-size: 'many' is not a whole number"),
-        (["--ts", "a"], "--tensor-split: 'a' is not a list of numbers such as 3,1"),
-    ],
+@cases(
+    (["-c", "many"], "--ctx-size: 'many' is not a whole number"),
+    (["--ts", "a"], "--tensor-split: 'a' is not a list of numbers such as 3,1"),
 )
 def test_a_wrong_value_is_named(words: list[str], message: str) -> None:
     done = run_fitter("gguf-parser", "-m", MODEL, *words)
@@ -164,7 +157,7 @@ def test_gpustack_runs_out_of_memory_with_the_other_answers_alone() -> None:
     assert min(left["fitter"]) >= 500 and len([each for each in left["gguf_parser"] if each < 0]) == 4
 
 
-@pytest.mark.parametrize("model", ["gemma-4-26b-a4b", "jamba-v0.1", "llama-3.1-8b"])
+@cases("gemma-4-26b-a4b", "jamba-v0.1", "llama-3.1-8b")
 def test_what_is_stored_of_them_is_what_llama_cpp_takes(model: str) -> None:
     row = next(row for row in placements() if (row["model"], row["cards"]) == (model, "12"))
     words = ("-c", row["n_ctx"], "-np", "4", "-fa", "-ngl")
@@ -173,17 +166,14 @@ def test_what_is_stored_of_them_is_what_llama_cpp_takes(model: str) -> None:
         assert found["vrams"][0]["uma"] >> 20 == int(row[f"{name}_used_mib"])
 
 
-WRONG: dict[str, tuple[list[str], int, str]] = {
-    "no model": ([], 2, "no model is named: give --path, --url, or --hf-repo with --hf-file"),
-    "a file of no repository": (["--hf-file", "a.gguf"], 2, "without --hf-repo: name the repository"),
-    "no such file": (["-m", "there/is/no.gguf"], 3, "no such file"),
-    "a footprint": (["-m", "a.gguf", "--platform-footprint", "1"], 2, "give MiB of the host and of a device"),
-    "a type": (["-m", "a.gguf", "--ctk", "q9"], 2, "q9"),
-    "an option": (["-m", "a.gguf", "--no-such"], 2, "--no-such"),
-}
-
-
-@pytest.mark.parametrize(("words", "status", "message"), WRONG.values(), ids=WRONG)
+@named_cases(
+    ("no model", [], 2, "no model is named: give --path, --url, or --hf-repo with --hf-file"),
+    ("a file of no repository", ["--hf-file", "a.gguf"], 2, "without --hf-repo: name the repository"),
+    ("no such file", ["-m", "there/is/no.gguf"], 3, "no such file"),
+    ("a footprint", ["-m", "a.gguf", "--platform-footprint", "1"], 2, "give MiB of the host and of a device"),
+    ("a type", ["-m", "a.gguf", "--ctk", "q9"], 2, "q9"),
+    ("an option", ["-m", "a.gguf", "--no-such"], 2, "--no-such"),
+)
 def test_wrong_input_is_one_line(words: list[str], status: int, message: str) -> None:
     done = run_fitter("gguf-parser", *words)
     assert (done.returncode, done.stdout) == (status, "")
@@ -206,7 +196,7 @@ def test_addresses_of_model_scope(url: str, there: str, monkeypatch: pytest.Monk
     assert addresses.host_of(url) == "mirror.example"
 
 
-@pytest.mark.parametrize("url", ["ms://a/b", "ms://a/../c.gguf", "ms://a/b/../c.gguf", "ms:///a/b/c.gguf"])
+@cases("ms://a/b", "ms://a/../c.gguf", "ms://a/b/../c.gguf", "ms:///a/b/c.gguf")
 def test_what_is_no_address_there(url: str) -> None:
     with pytest.raises(fitter.ModelError, match=r"ModelScope|names no file"):
         addresses.address(url)

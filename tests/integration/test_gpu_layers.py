@@ -13,6 +13,7 @@ from fitter.api.gpu_layers import least_free
 from fitter.api.offload_table import offload_table
 from fitter.llama.client import Worker
 from fitter.planning.placing.placement import counts_for_split
+from tests.support.cases import named_cases
 from tools import shapes, xllamacpp_layers
 from tools.tiny_projector import write_projector
 
@@ -119,15 +120,12 @@ def test_a_projector_is_on_the_first_card(tmp_path: Path) -> None:
     assert whole(projectors=[projector], n_ctx=512) == whole(projectors=[projector], n_ctx=2048)
 
 
-WRONG: dict[str, tuple[list[dict[str, Any]], str, str]] = {
-    "no GPU": ([], "", "gpus is empty"),
-    "no name": ([{"memory_free": 1}], "", "a GPU has no name or memory"),
-    "no number": ([{"name": "CUDA0", "memory_free": "much"}], "", "give name and memory_free"),
-    "a type": ([CPU], "q9", "q9"),
-}
-
-
-@pytest.mark.parametrize(("gpus", "cache", "message"), WRONG.values(), ids=WRONG)
+@named_cases(
+    ("no GPU", [], "", "gpus is empty"),
+    ("no name", [{"memory_free": 1}], "", "a GPU has no name or memory"),
+    ("no number", [{"name": "CUDA0", "memory_free": "much"}], "", "give name and memory_free"),
+    ("a type", [CPU], "q9", "q9"),
+)
 def test_wrong_input(gpus: list[dict[str, Any]], cache: str, message: str) -> None:
     with pytest.raises(fitter.UsageError, match=message):
         fitter.estimate_gpu_layers(gpus, MODEL, [], 4096, 2048, 1, cache)

@@ -16,6 +16,7 @@ import pytest
 
 import fitter
 from fitter.cli import main
+from tests.support.cases import cases, named_cases
 from tests.support.hub import hub_of
 from tests.support.ranges import serving
 from tools.tiny import TINY_DENSE, write_tiny
@@ -47,51 +48,6 @@ DEFAULTS = {
 """What it writes where a user sets nothing: argparse gives every ``store_true`` a value."""
 MEASURED: dict[str, Any] = {"program": "llama-server", "n_seq_max": 4, "load_mode": "none", "n_ctx": 8192}
 
-FORMS: dict[str, tuple[int, str, dict[str, Any]]] = {
-    "flash attention": (225, "flash-attention=true", {"flash_attn": "on"}),
-    "no flash attention": (225, "flash-attention=false", {"flash_attn": "off"}),
-    "main GPU": (226, "main-gpu=1", {}),
-    "slots": (227, "parallel-size=2", {"n_seq_max": 2}),
-    "footprint": (228, "platform-footprint=150,700", {}),
-    "batch": (230, "batch-size=256", {"n_batch": 256}),
-    "type of keys": (231, "cache-type-k=q8_0", {"type_k": "q8_0"}),
-    "type of values": (232, "cache-type-v=q8_0", {"type_v": "q8_0"}),
-    "context": (233, "ctx-size=4096", {"n_ctx": 4096}),
-    "base of RoPE": (234, "rope-freq-base=10000.0", {}),
-    "scale of RoPE's frequency": (235, "rope-freq-scale=0.5", {}),
-    "scale of RoPE": (236, "rope-scale=2.0", {}),
-    "scaling of RoPE": (237, "rope-scaling=yarn", {}),
-    "first context of YaRN": (238, "yarn-orig-ctx=4096", {}),
-    "override to the host": (239, r"override-tensor=ffn_.*=CPU", {"override_tensor": ["ffn_.*=CPU"]}),
-    "override to another card": (239, "override-tensor=ffn_up=CUDA1", {"override_tensor": ["ffn_up=CUDA0"]}),
-    "layers of a draft": (240, "gpu-layers-draft=3", {}),
-    "mapped": (241, "mmap=true", {"load_mode": "mmap"}),
-    "caches on the host": (242, "no-kv-offload=true", {"offload_kqv": False}),
-    "split by layer": (243, "split-mode=layer", {}),
-    "split by row": (243, "split-mode=row", {}),
-    "split by tensor": (243, "split-mode=tensor", {}),
-    "no split": (243, "split-mode=none", {}),
-    "micro batch": (244, "ubatch-size=256", {"n_ubatch": 256}),
-    "image": (245, "visual-max-image-size=1344", {}),
-    "cache of images": (246, "max-projected-cache=5", {}),
-    "whole windows": (247, "swa-full=true", {"swa_full": True}),
-    "no tiles": (249, "image-autoencoder-tiling=false", {}),
-    "images at once": (250, "image-batch-count=2", {}),
-    "free memory at once": (251, "image-free-compute-memory-immediately=true", {}),
-    "height": (252, "image-height=768", {}),
-    "autoencoder on the host": (253, "image-no-autoencoder-offload=true", {}),
-    "conditioner on the host": (254, "image-no-conditioner-offload=true", {}),
-    "control net on the host": (255, "image-no-control-net-offload=true", {}),
-    "width": (256, "image-width=768", {}),
-    "age of the cache": (258, "cache-expiration=1h", {}),
-    "no cache": (259, "skip-cache=true", {}),
-    "no cache of names": (260, "skip-dns-cache=true", {}),
-    "no proxy": (261, "skip-proxy=true", {}),
-    "no question for ranges": (262, "skip-range-download-detect=true", {}),
-    "no check of TLS": (263, "skip-tls-verify=true", {}),
-    "header": (264, "header=X-Team: a, b", {}),
-}
-"""LINE, a user's parameter, and what it changes in llama.cpp's measurement."""
 
 OFFLOADS = {
     "full": (575, ["--gpu-layers", "-1"]),
@@ -141,7 +97,51 @@ def measured(path: Path, keywords: str) -> tuple[int, int]:
     return load.on("CUDA0").used, load.host.used
 
 
-@pytest.mark.parametrize(("line", "word", "changes"), FORMS.values(), ids=FORMS)
+# LINE, a user's parameter, and what it changes in llama.cpp's measurement.
+@named_cases(
+    ("flash attention", 225, "flash-attention=true", {"flash_attn": "on"}),
+    ("no flash attention", 225, "flash-attention=false", {"flash_attn": "off"}),
+    ("main GPU", 226, "main-gpu=1", {}),
+    ("slots", 227, "parallel-size=2", {"n_seq_max": 2}),
+    ("footprint", 228, "platform-footprint=150,700", {}),
+    ("batch", 230, "batch-size=256", {"n_batch": 256}),
+    ("type of keys", 231, "cache-type-k=q8_0", {"type_k": "q8_0"}),
+    ("type of values", 232, "cache-type-v=q8_0", {"type_v": "q8_0"}),
+    ("context", 233, "ctx-size=4096", {"n_ctx": 4096}),
+    ("base of RoPE", 234, "rope-freq-base=10000.0", {}),
+    ("scale of RoPE's frequency", 235, "rope-freq-scale=0.5", {}),
+    ("scale of RoPE", 236, "rope-scale=2.0", {}),
+    ("scaling of RoPE", 237, "rope-scaling=yarn", {}),
+    ("first context of YaRN", 238, "yarn-orig-ctx=4096", {}),
+    ("override to the host", 239, r"override-tensor=ffn_.*=CPU", {"override_tensor": ["ffn_.*=CPU"]}),
+    ("override to another card", 239, "override-tensor=ffn_up=CUDA1", {"override_tensor": ["ffn_up=CUDA0"]}),
+    ("layers of a draft", 240, "gpu-layers-draft=3", {}),
+    ("mapped", 241, "mmap=true", {"load_mode": "mmap"}),
+    ("caches on the host", 242, "no-kv-offload=true", {"offload_kqv": False}),
+    ("split by layer", 243, "split-mode=layer", {}),
+    ("split by row", 243, "split-mode=row", {}),
+    ("split by tensor", 243, "split-mode=tensor", {}),
+    ("no split", 243, "split-mode=none", {}),
+    ("micro batch", 244, "ubatch-size=256", {"n_ubatch": 256}),
+    ("image", 245, "visual-max-image-size=1344", {}),
+    ("cache of images", 246, "max-projected-cache=5", {}),
+    ("whole windows", 247, "swa-full=true", {"swa_full": True}),
+    ("no tiles", 249, "image-autoencoder-tiling=false", {}),
+    ("images at once", 250, "image-batch-count=2", {}),
+    ("free memory at once", 251, "image-free-compute-memory-immediately=true", {}),
+    ("height", 252, "image-height=768", {}),
+    ("autoencoder on the host", 253, "image-no-autoencoder-offload=true", {}),
+    ("conditioner on the host", 254, "image-no-conditioner-offload=true", {}),
+    ("control net on the host", 255, "image-no-control-net-offload=true", {}),
+    ("width", 256, "image-width=768", {}),
+    ("age of the cache", 258, "cache-expiration=1h", {}),
+    ("no cache", 259, "skip-cache=true", {}),
+    ("no cache of names", 260, "skip-dns-cache=true", {}),
+    ("no proxy", 261, "skip-proxy=true", {}),
+    ("no question for ranges", 262, "skip-range-download-detect=true", {}),
+    ("no check of TLS", 263, "skip-tls-verify=true", {}),
+    ("header", 264, "header=X-Team: a, b", {}),
+)
 def test_a_users_parameter(line: int, word: str, changes: dict[str, Any], model: Path, answer: Any) -> None:
     document = answer(*command(word), "--path", model)
     (row,) = document["estimate"]["items"]
@@ -156,7 +156,7 @@ def test_a_users_parameter(line: int, word: str, changes: dict[str, Any], model:
     assert (row["fullOffloaded"], card["handleOutputLayer"]) == (True, True)
 
 
-@pytest.mark.parametrize("changes", [{"flash_attn": "off"}, {"n_batch": 256}, {"override_tensor": ["ffn_.*=CPU"]}])
+@cases({"flash_attn": "off"}, {"n_batch": 256}, {"override_tensor": ["ffn_.*=CPU"]})
 def test_the_model_here_shows_what_changes(changes: dict[str, Any], model: Path) -> None:
     """Or the table above would say little."""
     assert measured(model, json.dumps({**MEASURED, **changes})) != measured(model, json.dumps(MEASURED))
@@ -176,18 +176,15 @@ def test_a_call(offload: str, split: str, model: Path, answer: Any) -> None:
         assert sum(layers) == 4 and sum(layers[1:]) == max(0, row["offloadLayers"] - 1)
 
 
-PLACED: dict[str, tuple[list[str], str, list[int]]] = {
-    "all on the main card": (["split-mode=none", "main-gpu=1"], "a user's split", [0, 4]),
-    "all on the first card": (["split-mode=none", "main-gpu=0"], "a user's split", [4, 0]),
-    "all on the only card": (["split-mode=none", "main-gpu=1"], "no split", [4]),
-    "all on the own card": (["split-mode=none", "main-gpu=1"], "a remote card", [0, 4]),
-    "rows as layers": (["split-mode=row", "main-gpu=1"], "a user's split", [2, 2]),
-    "an override without its card": (["override-tensor=ffn_up=CUDA3"], "a user's split", [2, 2]),
-    "an override of the own card": (["override-tensor=ffn_up=CUDA0"], "a remote card", [3, 1]),
-}
-
-
-@pytest.mark.parametrize(("own", "split", "layers"), PLACED.values(), ids=PLACED)
+@named_cases(
+    ("all on the main card", ["split-mode=none", "main-gpu=1"], "a user's split", [0, 4]),
+    ("all on the first card", ["split-mode=none", "main-gpu=0"], "a user's split", [4, 0]),
+    ("all on the only card", ["split-mode=none", "main-gpu=1"], "no split", [4]),
+    ("all on the own card", ["split-mode=none", "main-gpu=1"], "a remote card", [0, 4]),
+    ("rows as layers", ["split-mode=row", "main-gpu=1"], "a user's split", [2, 2]),
+    ("an override without its card", ["override-tensor=ffn_up=CUDA3"], "a user's split", [2, 2]),
+    ("an override of the own card", ["override-tensor=ffn_up=CUDA0"], "a remote card", [3, 1]),
+)
 def test_where_the_layers_are(own: list[str], split: str, layers: list[int], model: Path, answer: Any) -> None:
     (row,) = answer(*command(*own, split=split), "--path", model)["estimate"]["items"]
     assert [each["handleLayers"] for each in row["vrams"]] == layers
@@ -252,7 +249,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)
+@cases(REFUSED)
 def test_what_is_refused(words: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gguf-parser", "--path", str(model), "--ctx-size=512", *words]) in (2, 3)
     said = capsys.readouterr()

@@ -17,6 +17,7 @@ from fitter.llama.build.build_folder import find
 from fitter.llama.build.library import own_libraries
 from fitter.llama.load.canary import DENSE, write
 from fitter.llama.types import VirtualDevice, describe
+from tests.support.cases import cases
 from tests.support.command import json_of_python
 from tools.tiny import TINY_DENSE, write_tiny
 
@@ -93,7 +94,7 @@ def test_only_this_machine_has_them(model: Path, tmp_path: Path) -> None:
     assert run(f"said.append(has_amx()); {described}", model, tmp_path) == [True, False, True]
 
 
-@pytest.mark.parametrize(("problem", "is_left_out"), [("", False), (CRASHED, True)])
+@cases(("", False), (CRASHED, True))
 def test_what_crashes_is_left_out(
     problem: str, is_left_out: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +112,7 @@ def kept_verdict(problem: str) -> None:
     file.write_text(json.dumps({"problem": problem}))
 
 
-@pytest.mark.parametrize(("problem", "is_there"), [("", True), (CRASHED, False)])
+@cases(("", True), (CRASHED, False))
 def test_a_worker_has_them_where_it_is_asked_about_this_machine(
     problem: str, is_there: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +131,7 @@ for description in ({mac!r}, "", {mac!r}):
     assert run(code, model, tmp_path) == [False, is_there, False]
 
 
-@pytest.mark.parametrize(("problem", "is_warned"), [("", False), (CRASHED, True)])
+@cases(("", False), (CRASHED, True))
 def test_a_model_is_loaded_without_what_crashes(
     problem: str, is_warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

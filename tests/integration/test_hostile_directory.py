@@ -16,6 +16,7 @@ import pytest
 
 from fitter.llama.processes.supervisor import SupervisedProgram
 from fitter.programs.program_help import defaults_of
+from tests.support.cases import named_cases
 from tests.support.patience import SECONDS
 from tools.tiny import TINY_DENSE, write_tiny
 from tools.tiny_lora import write_lora
@@ -244,7 +245,7 @@ def test_a_program_runs_in_its_own_directory(tmp_path: Path, monkeypatch: pytest
     assert defaults_of(str(program)) == {"n_ubatch": len(f"{own}\n")}
 
 
-@pytest.mark.parametrize("words", [SCRIPT], ids=["fitter"])
+@named_cases(("fitter", SCRIPT))
 def test_nothing_of_the_current_directory_is_run_by_the_server(
     words: tuple[str, ...], hostile: Hostile, environment: dict[str, str], of_python: frozenset[str]
 ) -> None:

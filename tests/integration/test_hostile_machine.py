@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import cases, named_cases
 from tests.support.patience import SECONDS
 from tools.tiny import TINY_MOE, write_tiny
 
@@ -52,12 +53,11 @@ CLOCKS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("words", "clocks"),
-    [(("MODEL",), CLOCKS), (("--shape", "qwen3-0.6b:Q4_K_M"), ("right", "ten years ahead", "jumping back"))],
-    ids=["a file", "a shape"],
+@named_cases(
+    ("a file", ("MODEL",), CLOCKS),
+    ("a shape", ("--shape", "qwen3-0.6b:Q4_K_M"), ("right", "ten years ahead", "jumping back")),
 )
-def test_no_clock_changes_a_plan(run: Run, words: tuple[str, ...], clocks: Iterable[str]) -> None:
+def test_no_clock_changes_a_plan(words: tuple[str, ...], clocks: Iterable[str], run: Run) -> None:
     answers = {name: run("another_clock", *words, "--gpu", "24GiB", **CLOCKS[name]) for name in clocks}
     assert {(done.returncode, done.stdout) for done in answers.values()} == {(0, answers["right"].stdout)}
     assert [name for name, done in answers.items() if "Traceback" in done.stderr] == []
@@ -66,11 +66,9 @@ def test_no_clock_changes_a_plan(run: Run, words: tuple[str, ...], clocks: Itera
 FIT, INSPECT = ("MODEL", "--gpu", "24GiB"), ("inspect", "MODEL")
 
 
-@pytest.mark.parametrize(
-    ("words", "number"), [(FIT, 1), (FIT, 300), (FIT, 3000), (FIT, 10000), (INSPECT, 1), (INSPECT, 1000)]
-)
+@cases((FIT, 1), (FIT, 300), (FIT, 3000), (FIT, 10000), (INSPECT, 1), (INSPECT, 1000))
 def test_an_allocation_that_fails_changes_no_answer(
-    run: Run, words: tuple[str, ...], number: int, tmp_path: Path
+    words: tuple[str, ...], number: int, run: Run, tmp_path: Path
 ) -> None:
     failed = tmp_path / "failed"
     done = run("failing_allocations", *words, FAILS_AT=number, FAILED=failed)

@@ -21,6 +21,7 @@ from fitter.output.formats import render, render_fleet
 from fitter.planning.plan.plan import Plan
 from fitter.programs.later import Later
 from tests.formats import upstream as server
+from tests.support.cases import cases
 from tests.support.fleets import make_fleet
 from tests.support.plans import make_plan, shared_use
 from tests.unit.test_fleet_formats import units
@@ -157,7 +158,7 @@ def test_llama_server_reads_the_preset_of_a_fleet(tmp_path: Path, reader: Path) 
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-@pytest.mark.parametrize(("form", "read"), [("kubernetes", from_kubernetes), ("llmkube", from_llmkube)])
+@cases(("kubernetes", from_kubernetes), ("llmkube", from_llmkube))
 def test_kubectl_reads_the_objects(form: str, read: Callable[[str], list[str]], tmp_path: Path) -> None:
     count = 0
     for name in NAMES:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.cases import cases
 from tests.support.patience import SECONDS, TooLateError, all_end, in_time, until
 from tools import shapes
 from tools.killed_workers import commands, drawn, run
@@ -117,11 +118,9 @@ def test_a_killed_command_leaves_no_worker(model: Path) -> None:
     in_time(attempt)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "by"), [(0.0, signal.SIGINT), (0.8, signal.SIGINT), (0.3, signal.SIGTERM), (0.3, signal.SIGHUP)]
-)
+@cases((0.0, signal.SIGINT), (0.8, signal.SIGINT), (0.3, signal.SIGTERM), (0.3, signal.SIGHUP))
 def test_an_interrupt_ends_the_plans_of_a_directory(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, by: signal.Signals
+    seconds: float, by: signal.Signals, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models, temporary = tmp_path / "models", tmp_path / "temporary"
     models.mkdir()

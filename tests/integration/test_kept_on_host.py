@@ -13,6 +13,7 @@ from fitter.planning.plan.plan import Plan
 from fitter.planning.request.ask import Ask
 from fitter.planning.speed.model_facts import facts_of
 from fitter.planning.speed.work import host_only_tensors
+from tests.support.cases import named_cases
 from tools import rpc_servers
 
 TERNARY = "shape://llama-3.2-1b:TQ2_0"
@@ -27,25 +28,22 @@ def planned(worker: Worker, model: str, *gpus: str, **given: object) -> Plan:
     return fitter.fit(model, gpus=gpus, worker=worker, **keywords)  # type: ignore[arg-type]
 
 
-KEPT: dict[str, tuple[str, str, int, str]] = {
+@named_cases(
     # how many weights, and the name of one
-    "ternary, CUDA": (TERNARY, "rtx-4090", 7 * 16, "blk.0.attn_q.weight"),
-    "ternary, ROCm": (TERNARY, "rx-7900-xtx", 7 * 16, "blk.15.ffn_down.weight"),
-    "ternary, Vulkan": (TERNARY, "vulkan:24GiB", 0, ""),
-    "the other ternary one, Metal": ("shape://llama-3.2-1b:TQ1_0", "metal:64GiB", 7 * 16, "blk.0.attn_q.weight"),
+    ("ternary, CUDA", TERNARY, "rtx-4090", 7 * 16, "blk.0.attn_q.weight"),
+    ("ternary, ROCm", TERNARY, "rx-7900-xtx", 7 * 16, "blk.15.ffn_down.weight"),
+    ("ternary, Vulkan", TERNARY, "vulkan:24GiB", 0, ""),
+    ("the other ternary one, Metal", "shape://llama-3.2-1b:TQ1_0", "metal:64GiB", 7 * 16, "blk.0.attn_q.weight"),
     # what is quantized in rows of 256 is another type where rows have no such length
-    "ternary experts": ("shape://qwen3-30b-a3b:TQ1_0", "rtx-4090", 7 * 48, "blk.0.ffn_up_exps.weight"),
-    "ternary, a part of attention": ("shape://gpt-oss-20b:TQ2_0", "rtx-4090", 24, "blk.0.attn_output.weight"),
-    "embeddings of each layer": ("shape://gemma-3n-e4b:Q4_0", "rtx-4090", 0, ""),
-    "a state, CUDA": ("shape://mamba-130m", "rtx-4090", 0, ""),
-    "a state, Vulkan": ("shape://mamba-130m", "vulkan:24GiB", 24, "blk.0.ssm_a"),
-    "an encoder, whose embedding is only looked up": ("shape://bge-small-en-v1.5", "rtx-4090", 0, ""),
-}
-
-
-@pytest.mark.parametrize(("model", "gpu", "count", "name"), KEPT.values(), ids=KEPT)
+    ("ternary experts", "shape://qwen3-30b-a3b:TQ1_0", "rtx-4090", 7 * 48, "blk.0.ffn_up_exps.weight"),
+    ("ternary, a part of attention", "shape://gpt-oss-20b:TQ2_0", "rtx-4090", 24, "blk.0.attn_output.weight"),
+    ("embeddings of each layer", "shape://gemma-3n-e4b:Q4_0", "rtx-4090", 0, ""),
+    ("a state, CUDA", "shape://mamba-130m", "rtx-4090", 0, ""),
+    ("a state, Vulkan", "shape://mamba-130m", "vulkan:24GiB", 24, "blk.0.ssm_a"),
+    ("an encoder, whose embedding is only looked up", "shape://bge-small-en-v1.5", "rtx-4090", 0, ""),
+)
 def test_what_is_kept_is_what_llama_cpp_has_on_the_host(
-    worker: Worker, model: str, gpu: str, count: int, name: str
+    model: str, gpu: str, count: int, name: str, worker: Worker
 ) -> None:
     with one_load(Ask.of_a_load({"gpus": (gpu,), "n_ctx": 512}), model, worker, None) as load:
         breakdown, layout = load.measured()
@@ -76,15 +74,12 @@ def test_the_card_does_not_compute_with_what_it_has_no_kernels_for(worker: Worke
     assert ternary.bound is not None and ternary.bound.times < 2
 
 
-@pytest.mark.parametrize(
-    ("workload", "n_gpu_layers"),
-    [
-        pytest.param({"prompt": 3500, "generate": 512}, 17, id="attention is worth the splits"),
-        pytest.param({"prompt": 64, "generate": 512}, 1, id="little to attend to is not"),
-    ],
+@named_cases(
+    ("attention is worth the splits", {"prompt": 3500, "generate": 512}, 17),
+    ("little to attend to is not", {"prompt": 64, "generate": 512}, 1),
 )
 def test_layers_of_which_little_is_computed_there_are_on_a_card_where_that_is_faster(
-    worker: Worker, workload: dict[str, object], n_gpu_layers: int
+    workload: dict[str, object], n_gpu_layers: int, worker: Worker
 ) -> None:
     plan = planned(worker, TERNARY, "rtx-4090", **workload)
     assert plan.params.n_gpu_layers == n_gpu_layers and plan.estimate is not None
@@ -124,26 +119,24 @@ def test_what_is_too_large_for_a_card_takes_no_room_on_it(worker: Worker) -> Non
     assert small.params.tensor_buft_overrides == () and small.params.n_gpu_layers == 49
 
 
-MAPPED: dict[str, tuple[str, tuple[str, ...], dict[str, object]]] = {
-    "ternary": (TERNARY, ("rtx-4090",), {}),
-    "ternary, a part on the card": (TERNARY, ("rtx-4090",), {"n_gpu_layers": 5}),
-    "ternary, Metal": ("shape://llama-3.2-1b:TQ1_0", ("metal:16GiB",), {"host_memory": None}),
-    "an embedding that is the output, Metal": ("shape://llama-3.2-1b:Q4_0", ("metal:16GiB",), {"host_memory": None}),
-    "two kinds, the first has no kernels": (TERNARY, ("rtx-4060", "vulkan:8GiB"), {"tensor_split": [1, 1]}),
-    "ternary experts, a small card": ("shape://qwen3-30b-a3b:TQ1_0", ("4GiB",), {}),
-    "a state": ("shape://mamba-130m", ("vulkan:8GiB",), {"n_gpu_layers": 25}),
-    "too large for a tensor": ("shape://llama-4-maverick:Q8_0", ("vulkan:24GiB",), {"host_memory": "600GiB"}),
-    "too large for one of two": (
+@named_cases(
+    ("ternary", TERNARY, ("rtx-4090",), {}),
+    ("ternary, a part on the card", TERNARY, ("rtx-4090",), {"n_gpu_layers": 5}),
+    ("ternary, Metal", "shape://llama-3.2-1b:TQ1_0", ("metal:16GiB",), {"host_memory": None}),
+    ("an embedding that is the output, Metal", "shape://llama-3.2-1b:Q4_0", ("metal:16GiB",), {"host_memory": None}),
+    ("two kinds, the first has no kernels", TERNARY, ("rtx-4060", "vulkan:8GiB"), {"tensor_split": [1, 1]}),
+    ("ternary experts, a small card", "shape://qwen3-30b-a3b:TQ1_0", ("4GiB",), {}),
+    ("a state", "shape://mamba-130m", ("vulkan:8GiB",), {"n_gpu_layers": 25}),
+    ("too large for a tensor", "shape://llama-4-maverick:Q8_0", ("vulkan:24GiB",), {"host_memory": "600GiB"}),
+    (
+        "too large for one of two",
         *("shape://llama-4-maverick:Q8_0", ("vulkan:24GiB", "rtx-4090")),
         {"host_memory": "600GiB", "tensor_split": [29, 20], "cpu_moe": False},
     ),
-    "embeddings of each layer": ("shape://gemma-3n-e4b:Q4_0", ("8GiB",), {}),
-}
-
-
-@pytest.mark.parametrize(("model", "gpus", "given"), MAPPED.values(), ids=MAPPED)
+    ("embeddings of each layer", "shape://gemma-3n-e4b:Q4_0", ("8GiB",), {}),
+)
 def test_rows_of_the_map_add_up_to_the_plans_bytes(
-    worker: Worker, model: str, gpus: tuple[str, ...], given: dict[str, object]
+    model: str, gpus: tuple[str, ...], given: dict[str, object], worker: Worker
 ) -> None:
     plan = planned(worker, model, *gpus, **given)
     found = layer_map(plan, open_model(model, worker.header), worker)

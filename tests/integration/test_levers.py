@@ -11,6 +11,7 @@ import pytest
 import fitter
 from fitter import Plan
 from fitter.planning.request.request import LEVERS, Progress
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.llama_builds import NEWEST, where
 from tools import shapes
@@ -56,8 +57,8 @@ def fit(path: Path, *allow: str, **options: Any) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize("lever", ["kv-q8_0", "kv-q4_0"])
-def test_a_quantized_cache_makes_it_fit(models: dict[str, Path], lever: str) -> None:
+@cases("kv-q8_0", "kv-q4_0")
+def test_a_quantized_cache_makes_it_fit(lever: str, models: dict[str, Path]) -> None:
     name = lever.removeprefix("kv-")
     plan = fit(models["llama-3.1-8b"], lever, **CACHE)
     assert plan.fits and plan.params.n_ctx == 32768
@@ -76,15 +77,12 @@ def test_the_better_of_two_caches_where_it_does(models: dict[str, Path]) -> None
     assert fit(models["llama-3.1-8b"], "kv-q4_0", "kv-q8_0", **smaller).params.type_k == "q4_0"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"flash_attn": "off"}, id="no flash attention"),
-        pytest.param({"type_k": "f16"}, id="the user's K"),
-        pytest.param({"type_k": "f16", "type_v": "f16"}, id="the user's cache"),
-    ],
+@named_cases(
+    ("no flash attention", {"flash_attn": "off"}),
+    ("the user's K", {"type_k": "f16"}),
+    ("the user's cache", {"type_k": "f16", "type_v": "f16"}),
 )
-def test_the_users_cache_stays(models: dict[str, Path], options: dict[str, Any]) -> None:
+def test_the_users_cache_stays(options: dict[str, Any], models: dict[str, Path]) -> None:
     plan = fitter.fit(models["llama-3.1-8b"], allow=["kv-q8_0", "kv-q4_0"], **CACHE, **options)
     assert not plan.fits and plan.levers == () and (plan.params.type_k, plan.params.type_v) == ("f16", "f16")
 
@@ -119,8 +117,8 @@ def test_a_shorter_context_keeps_the_model_on_the_device(models: dict[str, Path]
     assert not kept.fits and kept.levers == ()
 
 
-@pytest.mark.parametrize(("model", "options"), [("llama-3.1-8b", CACHE), ("deepseek-v3.1", EXPERTS)])
-def test_nothing_is_given_up_unless_it_is_allowed(models: dict[str, Path], model: str, options: dict[str, Any]) -> None:
+@cases(("llama-3.1-8b", CACHE), ("deepseek-v3.1", EXPERTS))
+def test_nothing_is_given_up_unless_it_is_allowed(model: str, options: dict[str, Any], models: dict[str, Path]) -> None:
     steps: list[Progress] = []
     plan = fitter.fit(models[model], on_progress=steps.append, **options)
     paging = fitter.fit(models[model], allow=["paging"], **options)
@@ -159,7 +157,7 @@ def test_a_lever_that_this_llama_cpp_lacks_has_no_effect(models: dict[str, Path]
         fit(models["deepseek-v3.1"], moe_cache_size="2GiB", **EXPERTS)
 
 
-@pytest.mark.parametrize("n_cards", [1, 2])
+@cases(1, 2)
 def test_a_cache_of_experts_that_no_buffer_holds(n_cards: int) -> None:
     """llama.cpp would end its process: a card on Mesa's RADV has no buffer above 4 GiB."""
     asked: dict[str, Any] = {"gpus": ["vulkan:30GiB"] * n_cards, "n_ctx": 4096, "llama_cpp": where(NEWEST)}

@@ -24,6 +24,7 @@ from fitter.llama.build.cuda_library import Answering, CudaLibrary, find_cuda_li
 from fitter.llama.build.library import cudart_path
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice, describe
+from tests.support.cases import cases, named_cases
 from tests.support.llama_builds import fetched
 from tools import shapes
 from tools.cuda_reference import Load, difference, loads, spread, write_model
@@ -64,35 +65,24 @@ PLUGIN = "void cudaMalloc(void); void ggml_backend_init(void) { cudaMalloc(); }"
 LINKED = "void cudaMalloc(void); void ggml_backend_cuda_reg(void) { cudaMalloc(); }"
 
 
-@pytest.mark.parametrize(
-    ("code", "soname", "version", "plugin"),
-    [
-        pytest.param(PLUGIN, "libcudart.so.12", 12, True, id="plugin"),
-        pytest.param(LINKED, "libcudart.so.13", 13, False, id="linked"),
-        pytest.param(LINKED, "libcudart.so.11.0", 11, False, id="CUDA 11"),
-    ],
+@named_cases(
+    ("plugin", PLUGIN, "libcudart.so.12", 12, True),
+    ("linked", LINKED, "libcudart.so.13", 13, False),
+    ("CUDA 11", LINKED, "libcudart.so.11.0", 11, False),
 )
-def test_what_a_library_is(tmp_path: Path, code: str, soname: str, version: int, plugin: bool) -> None:
+def test_what_a_library_is(code: str, soname: str, version: int, plugin: bool, tmp_path: Path) -> None:
     path = cuda_build(tmp_path, code, soname)
     expected = CudaLibrary(path, (soname,), version, plugin)
     assert find_cuda_library(tmp_path) == expected
     assert find_cuda_library(path) == expected
 
 
-@pytest.mark.parametrize(
-    ("code", "soname", "says"),
-    [
-        pytest.param("void f(void) {}", "libcudart.so.12", "is not a CUDA backend", id="another library"),
-        pytest.param("void ggml_backend_init(void) {}", None, "GGML_STATIC", id="static"),
-        pytest.param(
-            LINKED + "void cudaNovelty(void); void g(void) { cudaNovelty(); }",
-            "libcudart.so.13",
-            "(cudaNovelty)",
-            id="newer",
-        ),
-    ],
+@named_cases(
+    ("another library", "void f(void) {}", "libcudart.so.12", "is not a CUDA backend"),
+    ("static", "void ggml_backend_init(void) {}", None, "GGML_STATIC"),
+    ("newer", LINKED + "void cudaNovelty(void); void g(void) { cudaNovelty(); }", "libcudart.so.13", "(cudaNovelty)"),
 )
-def test_what_cannot_be_used(tmp_path: Path, code: str, soname: str | None, says: str) -> None:
+def test_what_cannot_be_used(code: str, soname: str | None, says: str, tmp_path: Path) -> None:
     cuda_build(tmp_path, code, soname)
     with pytest.raises(LibraryError) as caught:
         find_cuda_library(tmp_path)
@@ -110,11 +100,9 @@ def test_without_a_cuda_build_the_error_names_the_fix(tmp_path: Path, monkeypatc
         fitter.measure(model, gpus=["rtx-4090"], profile="library:nowhere")
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"), [("LLAMA_CPP_LIB_PATH", ""), ("GGML_BACKEND_PATH", cuda_library.NAME)], ids=["lib", "plugin"]
-)
+@named_cases(("lib", "LLAMA_CPP_LIB_PATH", ""), ("plugin", "GGML_BACKEND_PATH", cuda_library.NAME))
 def test_the_environment_says_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+    variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = cuda_build(tmp_path, LINKED)
     for name in ("LLAMA_CPP_LIB_PATH", "GGML_BACKEND_PATH"):
@@ -123,17 +111,14 @@ def test_the_environment_says_where_it_is(
     assert find_cuda_library().path == path
 
 
-@pytest.mark.parametrize(
-    ("profile", "gpus", "says"),
-    [
-        pytest.param("metal", ["rtx-4090"], "unknown profile 'metal'", id="another"),
-        pytest.param("cuda", [], "'cuda' is for virtual cards: describe them", id="rules without cards"),
-        pytest.param("cuda", ["metal:64GiB"], "'cuda' is for NVIDIA cards, but MTL0", id="rules for no NVIDIA card"),
-        pytest.param("library", [], "describe them", id="no cards"),
-        pytest.param("library", ["rtx-4090", "vulkan:24GiB"], "Vulkan0", id="no NVIDIA card"),
-    ],
+@named_cases(
+    ("another", "metal", ["rtx-4090"], "unknown profile 'metal'"),
+    ("rules without cards", "cuda", [], "'cuda' is for virtual cards: describe them"),
+    ("rules for no NVIDIA card", "cuda", ["metal:64GiB"], "'cuda' is for NVIDIA cards, but MTL0"),
+    ("no cards", "library", [], "describe them"),
+    ("no NVIDIA card", "library", ["rtx-4090", "vulkan:24GiB"], "Vulkan0"),
 )
-def test_what_makes_no_sense(tmp_path: Path, profile: str, gpus: list[str], says: str) -> None:
+def test_what_makes_no_sense(profile: str, gpus: list[str], says: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=says):
         fitter.fit(tmp_path / "m.gguf", gpus=gpus, profile=profile)
 
@@ -203,13 +188,10 @@ OFFSETS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("function", "layout", "version"),
-    [
-        ("cudaGetDeviceProperties_v2", "cudaGetDeviceProperties_v2", "12"),
-        ("cudaGetDeviceProperties", "cudaGetDeviceProperties", "13"),
-        ("cudaGetDeviceProperties", "cudaGetDeviceProperties_v2", "11"),
-    ],
+@cases(
+    ("cudaGetDeviceProperties_v2", "cudaGetDeviceProperties_v2", "12"),
+    ("cudaGetDeviceProperties", "cudaGetDeviceProperties", "13"),
+    ("cudaGetDeviceProperties", "cudaGetDeviceProperties_v2", "11"),
 )
 def test_properties_are_where_cuda_has_them(function: str, layout: str, version: str) -> None:
     offsets = OFFSETS[layout]
@@ -237,7 +219,7 @@ def test_memory_is_a_reservation() -> None:
     assert (done.stdout, done.stderr) == (f"2 {23 << 30} {24 << 30}\n", "")
 
 
-@pytest.mark.parametrize("name", ["cudaLaunchKernel", "cublasSgemm_v2", "cuMemCreate", "ncclAllReduce"])
+@cases("cudaLaunchKernel", "cublasSgemm_v2", "cuMemCreate", "ncclAllReduce")
 def test_what_computes_is_a_trap(name: str) -> None:
     done = ask_runtime(f"cuda.{name}()")
     assert done.returncode == -6

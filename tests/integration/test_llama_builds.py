@@ -19,6 +19,7 @@ from fitter.cli import main
 from fitter.llama.build import layouts
 from fitter.llama.build.build_folder import Build, find
 from fitter.llama.build.inspect_build import BuildReport, inspect_build
+from tests.support.cases import cases
 from tests.support.llama_builds import LAYOUTS, PINNED, every, fetched, header_of, where
 from tools import llama_builds
 
@@ -118,7 +119,7 @@ def copy_of(name: str, into: Path) -> Build:
     return find(str(into))
 
 
-@pytest.mark.parametrize("library", ["libllama.v0.5.0.so", "libggml.v0.5.0.so", "libggml-base.so"])
+@cases("libllama.v0.5.0.so", "libggml.v0.5.0.so", "libggml-base.so")
 def test_a_truncated_library_is_refused(library: str, tmp_path: Path) -> None:
     copy_of("v0.5.0", tmp_path / "build")
     path = tmp_path / "build" / library

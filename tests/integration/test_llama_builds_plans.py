@@ -16,6 +16,7 @@ from fitter.llama.build.build_folder import find
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
+from tests.support.cases import cases
 from tests.support.command import run_fitter
 from tests.support.llama_builds import COMPILED, NEWEST, PINNED, every, where
 from tools import llama_builds, shapes
@@ -153,7 +154,7 @@ def test_bytes_that_a_build_is_asked_for_now(
 
 
 @pytest.mark.llama_cpp
-@pytest.mark.parametrize(("name", "server", "version"), [("b10434", PINNED, "7.0.0"), (PINNED, "b10434", "5.0.0")])
+@cases(("b10434", PINNED, "7.0.0"), (PINNED, "b10434", "5.0.0"))
 def test_a_server_of_another_protocol(name: str, server: str, version: str) -> None:
     """Which protocols it can use is llama.cpp's to say: one refuses the server, another one ends."""
     build = where(name)

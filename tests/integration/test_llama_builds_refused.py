@@ -14,6 +14,7 @@ import pytest
 
 from fitter.llama.build import layouts
 from fitter.llama.build.build_folder import find
+from tests.support.cases import cases, named_cases
 from tests.support.llama_builds import LAYOUTS, every, fetched, header_of, where
 from tools.tiny import write_tiny
 
@@ -178,21 +179,17 @@ def test_a_directory_without_a_cpu_backend(model: Path, tmp_path: Path) -> None:
     assert f"there is no CPU backend (libggml-cpu*.so) beside {directory / LLAMA}" in fit(model, directory)
 
 
-@pytest.mark.parametrize("library", [LLAMA, GGML, BASE])
+@cases((LLAMA,), (GGML,), (BASE,))
 def test_a_library_that_is_not_there(library: str, model: Path, tmp_path: Path) -> None:
     directory = copied(ONE_OF_THEM, tmp_path / "build")
     (directory / library).unlink()
     assert ("there is no libllama.so in" if library == LLAMA else f"needs {library}") in fit(model, directory)
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (0x12, struct.pack("<H", OTHER), f"this machine is {os.uname().machine}"),
-        (0x04, b"\x01", "is for 32-bit machines"),
-        (0x05, b"\x02", "is for big-endian machines"),
-    ],
-    ids=["machine", "bits", "order"],
+@named_cases(
+    ("machine", 0x12, struct.pack("<H", OTHER), f"this machine is {os.uname().machine}"),
+    ("bits", 0x04, b"\x01", "is for 32-bit machines"),
+    ("order", 0x05, b"\x02", "is for big-endian machines"),
 )
 def test_a_library_for_another_machine(place: int, value: bytes, message: str, model: Path, tmp_path: Path) -> None:
     directory = copied(ONE_OF_THEM, tmp_path / "build")
@@ -246,12 +243,9 @@ def test_a_function_that_does_not_return(model: Path, tmp_path: Path) -> None:
 # --- builds that others made
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("b7347", "(commit 7e467cc) is too old for fitter: its ggml is 0.9.4, and 0.13.1 is needed"),
-        ("b8390", "(commit 57bea3d) is too old for fitter: its ggml is 0.9.7, and 0.13.1 is needed"),
-    ],
+@cases(
+    ("b7347", "(commit 7e467cc) is too old for fitter: its ggml is 0.9.4, and 0.13.1 is needed"),
+    ("b8390", "(commit 57bea3d) is too old for fitter: its ggml is 0.9.7, and 0.13.1 is needed"),
 )
 def test_a_build_that_is_too_old(name: str, message: str, model: Path) -> None:
     assert message in fit(model, fetched(name))

@@ -22,6 +22,7 @@ from fitter.llama.build.library import backend_path, own_libraries
 from fitter.llama.client import Worker
 from fitter.llama.processes import interpreter
 from fitter.llama.types import VirtualDevice, describe
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter, run_python
 from tests.support.llama_builds import computing, fetched
 from tools.tiny import TINY_MOE, write_tiny
@@ -73,15 +74,14 @@ for name in known:
 from fitter.llama.build import find_layout
 find_layout.disagreement = lambda layout, written: None if layout is known["0.3.36"] else "another one"
 """
-SWAPPED = {
-    "layers and the main GPU": ("llama_model_params", "n_gpu_layers", "main_gpu"),
-    "devices and overrides": ("llama_model_params", "devices", "tensor_buft_overrides"),
-    "the types of a cache": ("llama_context_params", "type_k", "n_ctx"),
-    "where the cache is": ("llama_context_params", "offload_kqv", "embeddings"),
-}
 
 
-@pytest.mark.parametrize(("struct", "a", "b"), SWAPPED.values(), ids=SWAPPED)
+@named_cases(
+    ("layers and the main GPU", "llama_model_params", "n_gpu_layers", "main_gpu"),
+    ("devices and overrides", "llama_model_params", "devices", "tensor_buft_overrides"),
+    ("the types of a cache", "llama_context_params", "type_k", "n_ctx"),
+    ("where the cache is", "llama_context_params", "offload_kqv", "embeddings"),
+)
 def test_parameters_that_mean_something_else_are_noticed(struct: str, a: str, b: str) -> None:
     """The small models notice swapped fields even if the probe accepts every layout."""
     code = CANARY.format(change=_FIELDS.format(struct=struct, a=a, b=b))
@@ -183,7 +183,7 @@ def test_an_accident_is_no_verdict(
 CRASH = "os.kill(os.getpid(), signal.SIGSEGV)"
 
 
-@pytest.mark.parametrize("what", [CRASH, ACCIDENTS["killed"][0]])
+@cases((CRASH,), (ACCIDENTS["killed"][0],))
 def test_an_accident_that_does_not_come_again_is_none(
     what: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,7 +254,7 @@ def test_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # ---- what is planned with it
 
 
-@pytest.mark.parametrize("how", ["keyword", "path", "environment", "worker"])
+@cases("keyword", "path", "environment", "worker")
 def test_the_plan_says_its_llama_cpp(how: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = fetched("v0.5.0")
     options: dict[str, Any] = {"gpus": "cuda:8.9:8GiB"}
@@ -309,16 +309,13 @@ def test_other_calls_take_it_too(model: Path) -> None:
         assert run_fitter(*words, "--llama-cpp", str(directory / "llama-server")).returncode == 0
 
 
-WRONG: dict[str, tuple[str, str]] = {
-    "not there": ("no/such/place", "llama_cpp 'no/such/place' is not there: give python, a directory"),
-    "empty": ("", "an empty text: give python, a directory or a llama-server"),
-    "a directory without one": ("tests", "there is no libllama.so in tests: name another llama.cpp"),
-    "a program without one": (sys.executable, "is not linked to libllama, so llama.cpp is built into it or missing"),
-    "no program": ("README.md", "README.md is not a program that is linked to libllama (a script?)"),
-}
-
-
-@pytest.mark.parametrize(("where", "message"), WRONG.values(), ids=WRONG)
+@named_cases(
+    ("not there", "no/such/place", "llama_cpp 'no/such/place' is not there: give python, a directory"),
+    ("empty", "", "an empty text: give python, a directory or a llama-server"),
+    ("a directory without one", "tests", "there is no libllama.so in tests: name another llama.cpp"),
+    ("a program without one", sys.executable, "is not linked to libllama, so llama.cpp is built into it or missing"),
+    ("no program", "README.md", "README.md is not a program that is linked to libllama (a script?)"),
+)
 def test_a_place_that_is_none(where: str, message: str, model: Path) -> None:
     done = run_fitter(str(model), *GPU, "--llama-cpp", where)
     assert done.returncode in (2, 3)

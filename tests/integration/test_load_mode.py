@@ -9,6 +9,7 @@ import pytest
 
 import fitter
 from fitter.output.keywords import mapping
+from tests.support.cases import cases, named_cases
 from tests.support.llama_builds import every, where
 from tools import shapes
 
@@ -21,41 +22,40 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: shapes.write(name, directory, vocab=False) for name in (DENSE, EXPERTS)}
 
 
-CASES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "experts on the host": (EXPERTS, {"gpus": "rtx-3060"}, "none"),
-    "experts on the host, in Vulkan": (EXPERTS, {"gpus": "vulkan:8GiB"}, "none"),
-    "layers on the host, in Vulkan": (DENSE, {"gpus": "2x vulkan:3GiB"}, "none"),
-    "for ik_llama.cpp": (EXPERTS, {"gpus": "vulkan:8GiB", "program": "ik_llama"}, "none"),
-    "for Ollama": (EXPERTS, {"gpus": "vulkan:8GiB", "program": "ollama"}, "none"),
-    "the user's word stands, in Vulkan": (EXPERTS, {"gpus": "vulkan:8GiB", "load_mode": "mmap"}, "mmap"),
-    "and is no slower on the card": (DENSE, {"gpus": "vulkan:24GiB", "load_mode": "mmap"}, "mmap"),
-    "layers on the host": (DENSE, {"gpus": "4GiB"}, "none"),
-    "all on the card": (DENSE, {"gpus": "rtx-4090"}, "auto"),
-    "the user's word stands": (EXPERTS, {"gpus": "rtx-3060", "load_mode": "mmap"}, "mmap"),
-    "a Mac has one memory": (EXPERTS, {"gpus": "metal:48GiB"}, "auto"),
-    "where the GPU would map what the host has": (EXPERTS, {"gpus": "metal:24GiB"}, "none"),
-    "no card": (DENSE, {"gpus": "none"}, "auto"),
-    "weights that are read again and again": (
+@named_cases(
+    ("experts on the host", EXPERTS, {"gpus": "rtx-3060"}, "none"),
+    ("experts on the host, in Vulkan", EXPERTS, {"gpus": "vulkan:8GiB"}, "none"),
+    ("layers on the host, in Vulkan", DENSE, {"gpus": "2x vulkan:3GiB"}, "none"),
+    ("for ik_llama.cpp", EXPERTS, {"gpus": "vulkan:8GiB", "program": "ik_llama"}, "none"),
+    ("for Ollama", EXPERTS, {"gpus": "vulkan:8GiB", "program": "ollama"}, "none"),
+    ("the user's word stands, in Vulkan", EXPERTS, {"gpus": "vulkan:8GiB", "load_mode": "mmap"}, "mmap"),
+    ("and is no slower on the card", DENSE, {"gpus": "vulkan:24GiB", "load_mode": "mmap"}, "mmap"),
+    ("layers on the host", DENSE, {"gpus": "4GiB"}, "none"),
+    ("all on the card", DENSE, {"gpus": "rtx-4090"}, "auto"),
+    ("the user's word stands", EXPERTS, {"gpus": "rtx-3060", "load_mode": "mmap"}, "mmap"),
+    ("a Mac has one memory", EXPERTS, {"gpus": "metal:48GiB"}, "auto"),
+    ("where the GPU would map what the host has", EXPERTS, {"gpus": "metal:24GiB"}, "none"),
+    ("no card", DENSE, {"gpus": "none"}, "auto"),
+    (
+        "weights that are read again and again",
         EXPERTS,
         {"gpus": "rtx-3060", "host_memory": "6GiB", "allow": ("paging",)},
         "auto",
     ),
-    "that are read again and again where auto comes to none": (
+    (
+        "that are read again and again where auto comes to none",
         EXPERTS,
         {"gpus": "dgx-spark:available=14GiB", "allow": ("paging",)},
         "mmap",
     ),
-    "that have room where auto comes to none": (EXPERTS, {"gpus": "dgx-spark", "allow": ("paging",)}, "auto"),
-    "no device computes with them": (EXPERTS, {"gpus": "rtx-3060", "op_offload": False}, "auto"),
-    "all devices split every tensor": (EXPERTS, {"gpus": "2x 9GiB", "split_mode": "tensor"}, "auto"),
-    "prompts too short to copy for": (EXPERTS, {"gpus": "rtx-3060", "prompt": 31, "generate": 8}, "auto"),
-    "prompts just long enough": (EXPERTS, {"gpus": "rtx-3060", "prompt": 32, "generate": 8}, "none"),
-    "for any program": (EXPERTS, {"gpus": "rtx-3060", "program": "any"}, "auto"),
-}
-
-
-@pytest.mark.parametrize(("model", "keywords", "mode"), CASES.values(), ids=CASES.keys())
-def test_the_mode_of_a_plan(models: dict[str, Path], model: str, keywords: dict[str, Any], mode: str) -> None:
+    ("that have room where auto comes to none", EXPERTS, {"gpus": "dgx-spark", "allow": ("paging",)}, "auto"),
+    ("no device computes with them", EXPERTS, {"gpus": "rtx-3060", "op_offload": False}, "auto"),
+    ("all devices split every tensor", EXPERTS, {"gpus": "2x 9GiB", "split_mode": "tensor"}, "auto"),
+    ("prompts too short to copy for", EXPERTS, {"gpus": "rtx-3060", "prompt": 31, "generate": 8}, "auto"),
+    ("prompts just long enough", EXPERTS, {"gpus": "rtx-3060", "prompt": 32, "generate": 8}, "none"),
+    ("for any program", EXPERTS, {"gpus": "rtx-3060", "program": "any"}, "auto"),
+)
+def test_the_mode_of_a_plan(model: str, keywords: dict[str, Any], mode: str, models: dict[str, Path]) -> None:
     plan = fitter.fit(models[model], **{"program": "llama-server", "n_ctx": 4096, **keywords})
     assert plan.fits
     args = plan.arguments()
@@ -65,10 +65,8 @@ def test_the_mode_of_a_plan(models: dict[str, Path], model: str, keywords: dict[
     assert is_slower == (note in plan.notes)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("args", " -lm none "), ("ik_llama", " --no-mmap "), ("ollama", "\nPARAMETER use_mmap false\n")]
-)
-def test_what_each_program_is_told(models: dict[str, Path], name: str, words: str) -> None:
+@cases(("args", " -lm none "), ("ik_llama", " --no-mmap "), ("ollama", "\nPARAMETER use_mmap false\n"))
+def test_what_each_program_is_told(name: str, words: str, models: dict[str, Path]) -> None:
     program = "llama-server" if name == "args" else name
     assert words in fitter.fit(models[EXPERTS], gpus="vulkan:8GiB", n_ctx=4096, program=program).format(name)
 

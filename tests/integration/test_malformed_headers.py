@@ -16,6 +16,7 @@ import fitter
 from fitter.errors import FitterError, LlamaCppCrashError
 from fitter.llama.client import Worker
 from fitter.model.files import remote_files
+from tests.support.cases import cases
 from tests.support.ranges import clean_environment, serving
 from tools import shapes
 from tools.mutated_headers.fields import Walk
@@ -156,9 +157,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize("where", ["file", "HTTP"])
+@cases("file", "HTTP")
 def test_a_malformed_header_is_one_line(
-    folder: Path, models: list[tuple[bytes, Walk, int]], worker: Worker, where: str
+    where: str, folder: Path, models: list[tuple[bytes, Walk, int]], worker: Worker
 ) -> None:
     before = most_memory()
     with serving(folder) as server:

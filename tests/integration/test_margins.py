@@ -13,6 +13,7 @@ from fitter.errors import UsageError
 from fitter.regression.cases import make_cases
 from fitter.regression.measuring import measure_cases
 from fitter.text import mib_up
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tools import shapes
 
@@ -79,9 +80,9 @@ LEFT_OUT: dict[str, tuple[list[str], dict[str, Any], tuple[str, ...], list[str]]
 }
 
 
-@pytest.mark.parametrize(("gpus", "words", "used", "said"), LEFT_OUT.values(), ids=LEFT_OUT)
+@cases(LEFT_OUT)
 def test_what_is_left_out(
-    model: Path, gpus: list[str], words: dict[str, Any], used: tuple[str, ...], said: list[str]
+    gpus: list[str], words: dict[str, Any], used: tuple[str, ...], said: list[str], model: Path
 ) -> None:
     plan = fitter.fit(model, gpus=gpus, **words)
     assert plan.fits
@@ -102,34 +103,26 @@ ALL_TOO_LARGE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ({"host_memory": "3GiB"}, "but without a device the host lacks "),
-        ({"n_gpu_layers": 1}, "but -ngl, -ts or -ot needs a device: use a smaller --fit-target"),
-        ({"override_tensor": ["blk.0.ffn.*=CUDA0"]}, "but -ngl, -ts or -ot needs a device"),
-    ],
-    ids=["the host is too small", "layers are to be there", "a tensor is to be there"],
+@named_cases(
+    ("the host is too small", {"host_memory": "3GiB"}, "but without a device the host lacks "),
+    ("layers are to be there", {"n_gpu_layers": 1}, "but -ngl, -ts or -ot needs a device: use a smaller --fit-target"),
+    ("a tensor is to be there", {"override_tensor": ["blk.0.ffn.*=CUDA0"]}, "but -ngl, -ts or -ot needs a device"),
 )
-def test_nothing_runs_without_a_device(model: Path, words: dict[str, Any], said: str) -> None:
+def test_nothing_runs_without_a_device(words: dict[str, Any], said: str, model: Path) -> None:
     with pytest.raises(UsageError) as caught:
         fitter.fit(model, gpus=[SMALL], margin=10000 * MIB, **words)
     assert str(caught.value).startswith(f"{ALL_TOO_LARGE}, {said}")
 
 
-@pytest.mark.parametrize(
-    ("gpus", "words", "lacking"),
-    [
-        ([SMALL, LARGE], {"margin": [10000 * MIB, GIB], "tensor_split": [1, 1]}, "CUDA0"),
-        ([LARGE, SMALL], {"margin": [GIB, 10000 * MIB], "override_tensor": ["blk.0.ffn.*=CUDA1"]}, "CUDA1"),
-        (["512MiB", LARGE], {"override_tensor": ["blk.0.ffn.*=CUDA0"]}, "CUDA0"),
-        ([SMALL], {"margin": 8192 * MIB, "n_gpu_layers": 33}, "CUDA0"),
-        ([SMALL], {"n_gpu_layers": 33, "n_ctx": 131072}, "CUDA0"),
-    ],
-    ids=["a share of the layers", "a tensor", "a tensor on a card without room", "all of it", "an ordinary margin"],
+@named_cases(
+    ("a share of the layers", [SMALL, LARGE], {"margin": [10000 * MIB, GIB], "tensor_split": [1, 1]}, "CUDA0"),
+    ("a tensor", [LARGE, SMALL], {"margin": [GIB, 10000 * MIB], "override_tensor": ["blk.0.ffn.*=CUDA1"]}, "CUDA1"),
+    ("a tensor on a card without room", ["512MiB", LARGE], {"override_tensor": ["blk.0.ffn.*=CUDA0"]}, "CUDA0"),
+    ("all of it", [SMALL], {"margin": 8192 * MIB, "n_gpu_layers": 33}, "CUDA0"),
+    ("an ordinary margin", [SMALL], {"n_gpu_layers": 33, "n_ctx": 131072}, "CUDA0"),
 )
 def test_what_is_to_be_on_a_device_is_not_put_elsewhere(
-    model: Path, gpus: list[str], words: dict[str, Any], lacking: str
+    gpus: list[str], words: dict[str, Any], lacking: str, model: Path
 ) -> None:
     plan = fitter.fit(model, gpus=gpus, **words)
     assert not plan.fits
@@ -139,16 +132,12 @@ def test_what_is_to_be_on_a_device_is_not_put_elsewhere(
     assert ("--fit-target" in plan.problems[0].message) is (margin >= plan.problems[0].missing)
 
 
-@pytest.mark.parametrize(
-    ("words", "places", "fits"),
-    [
-        ({}, {"CUDA0"}, True),
-        ({"devices_draft": ["CUDA1"]}, {"CUDA1"}, False),
-        ({"devices_draft": ["CUDA1"], "devices": ["CUDA0"]}, {"CUDA1"}, False),
-    ],
-    ids=["wherever it is best", "named", "on a device for it alone"],
+@named_cases(
+    ("wherever it is best", {}, {"CUDA0"}, True),
+    ("named", {"devices_draft": ["CUDA1"]}, {"CUDA1"}, False),
+    ("on a device for it alone", {"devices_draft": ["CUDA1"], "devices": ["CUDA0"]}, {"CUDA1"}, False),
 )
-def test_a_draft_model(model: Path, tiny: Path, words: dict[str, Any], places: set[str], fits: bool) -> None:
+def test_a_draft_model(words: dict[str, Any], places: set[str], fits: bool, model: Path, tiny: Path) -> None:
     plan = fitter.fit(model, gpus=[LARGE, SMALL], margin=10000 * MIB, model_draft=tiny, **words)
     assert plan.fits == fits
     assert {row.device for shared in plan.shared for row in shared.rows if row.device} == places

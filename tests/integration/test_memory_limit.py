@@ -13,6 +13,7 @@ from fitter.errors import UsageError
 from fitter.llama.client import Worker
 from fitter.llama.processes import memory_limit
 from fitter.llama.types import Params
+from tests.support.cases import named_cases
 from tests.support.command import run_fitter
 from tools import shapes
 from tools.tiny import TINY_DENSE, write_tiny
@@ -29,8 +30,8 @@ def plan(model: Path, limit: str | None, **more: str) -> subprocess.CompletedPro
     return run_fitter(model, "--gpu", "24GiB", **{memory_limit.VARIABLE: limit, **more})
 
 
-@pytest.mark.parametrize("limit", ["1MiB", "40MiB"], ids=["the command", "a worker of it"])
-def test_a_command_that_takes_too_much_ends_in_one_line(model: Path, tmp_path: Path, limit: str) -> None:
+@named_cases(("the command", "1MiB"), ("a worker of it", "40MiB"))
+def test_a_command_that_takes_too_much_ends_in_one_line(limit: str, model: Path, tmp_path: Path) -> None:
     # the tokenizer, which takes most, is read where it is not known
     done = plan(model, limit, XDG_CACHE_HOME=str(tmp_path))
     assert (done.returncode, done.stdout) == (3, "")
@@ -65,13 +66,13 @@ def test_a_real_load_has_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         worker.unload()
 
 
-@pytest.mark.parametrize(
-    ("physical", "processes", "each"),
-    [(24 << 30, 2, "4294967296B"), (24 << 30, 8, "1610612736B"), (2 << 30, 8, "536870912B")],
-    ids=["no more than alone", "half of the machine for all", "enough for any plan"],
+@named_cases(
+    ("no more than alone", 24 << 30, 2, "4294967296B"),
+    ("half of the machine for all", 24 << 30, 8, "1610612736B"),
+    ("enough for any plan", 2 << 30, 8, "536870912B"),
 )
 def test_processes_that_share_a_machine(
-    monkeypatch: pytest.MonkeyPatch, physical: int, processes: int, each: str
+    physical: int, processes: int, each: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(memory_limit.VARIABLE, raising=False)
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": physical >> 12, "SC_PAGE_SIZE": 1 << 12}.__getitem__)

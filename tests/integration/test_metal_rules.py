@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
+from tests.support.cases import cases
 from tests.support.llama_builds import NEWEST, PINNED, where
 from tools import shapes
 from tools.backend_loads import METAL, Load, answers
@@ -24,7 +23,7 @@ LOAD = Load(
 )
 
 
-@pytest.mark.parametrize(("build", "compute"), [(NEWEST, 617220096), (PINNED, 621021184)])
+@cases((NEWEST, 617220096), (PINNED, 621021184))
 def test_sums_are_computed_with_their_products(build: str, compute: int, tmp_path: Path) -> None:
     def model(load: Load) -> Path:
         return shapes.write(load.model, tmp_path, vocab=False)

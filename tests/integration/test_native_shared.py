@@ -16,6 +16,7 @@ import pytest
 from fitter.errors import LibraryError, ModelError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Lora, Params, Row, Skeleton, VirtualDevice
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_python
 from tools import rpc_servers
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
@@ -166,15 +167,15 @@ print(json.dumps(wire.encode(allocations.rows)))
 """
 
 
-@pytest.mark.parametrize("name", ["projector", "dynamic projector"])
-def test_a_projector_really_takes_that_on_the_host(host: Worker, files: Mapping[str, Path], name: str) -> None:
+@cases("projector", "dynamic projector")
+def test_a_projector_really_takes_that_on_the_host(name: str, host: Worker, files: Mapping[str, Path]) -> None:
     (predicted,) = host.projector(files[name], device=None)
     assert f'"model": {predicted.used},' in run_python(LOAD, files[name], "").stdout
 
 
-@pytest.mark.parametrize("name", ["projector", "dynamic projector"])
+@cases("projector", "dynamic projector")
 def test_a_projector_really_takes_that_on_a_device(
-    remote: Worker, server: Server, files: Mapping[str, Path], name: str
+    name: str, remote: Worker, server: Server, files: Mapping[str, Path]
 ) -> None:
     server.allocated()
     predicted = by_place(remote.projector(files[name], device="RPC0"))
@@ -422,20 +423,6 @@ void mtmd_free() {}
 void mtmd_get_memory_usage(const char *, mtmd_context_params) {}
 """
 
-LIBRARIES = {
-    "none": (None, "a projector needs libmtmd, but there is none in .*: pip install -U llama-cpp-python"),
-    "no library": ("", "libmtmd cannot be loaded .*: pip install -U llama-cpp-python"),
-    "of nothing": ("int unused;", "belongs to another libllama than the loaded one: pip install -U llama-cpp-python"),
-    "without its functions": (
-        "int llama;",
-        r"is not the libmtmd of llama.cpp .*: it has no mtmd_context_params_default; pip install -U llama-cpp-python",
-    ),
-    "of another version": (
-        ANOTHER,
-        r"is not the libmtmd of llama.cpp \d.*: its mtmd_context_params is another one; pip install -U llama-cpp",
-    ),
-}
-
 
 def compile_library(path: Path, source: str, linked: bool) -> None:
     spec = importlib.util.find_spec("llama_cpp")
@@ -448,9 +435,23 @@ def compile_library(path: Path, source: str, linked: bool) -> None:
     subprocess.run(command, input=source, text=True, check=True, timeout=60)
 
 
-@pytest.mark.parametrize(("source", "message"), LIBRARIES.values(), ids=LIBRARIES.keys())
+@named_cases(
+    ("none", None, "a projector needs libmtmd, but there is none in .*: pip install -U llama-cpp-python"),
+    ("no library", "", "libmtmd cannot be loaded .*: pip install -U llama-cpp-python"),
+    ("of nothing", "int unused;", "belongs to another libllama than the loaded one: pip install -U llama-cpp-python"),
+    (
+        "without its functions",
+        "int llama;",
+        r"is not the libmtmd of llama.cpp .*: it has no mtmd_context_params_default; pip install -U llama-cpp-python",
+    ),
+    (
+        "of another version",
+        ANOTHER,
+        r"is not the libmtmd of llama.cpp \d.*: its mtmd_context_params is another one; pip install -U llama-cpp",
+    ),
+)
 def test_a_libmtmd_that_is_none(
-    files: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | None, message: str
+    source: str | None, message: str, files: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if source == "":
         (tmp_path / "libmtmd.so").write_text("no library")

@@ -11,12 +11,13 @@ from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.machine import virtual_machine
 from fitter.model.header import open_model
+from tests.support.cases import cases
 from tools import shapes
 from tools.tiny import write_tiny
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-235b-a22b", "deepseek-v3.1", "nemotron-h-9b"])
-def test_a_real_shape(worker: Worker, name: str, tmp_path: Path) -> None:
+@cases("llama-3.1-8b", "qwen3-235b-a22b", "deepseek-v3.1", "nemotron-h-9b")
+def test_a_real_shape(name: str, worker: Worker, tmp_path: Path) -> None:
     shape = shapes.SHAPES[name]
     model = open_model(shapes.write(name, tmp_path), worker.header)
     assert (model.name, model.architecture, model.bytes) == (shape.title, shape.architecture, shape.bytes)

@@ -9,6 +9,7 @@ import pytest
 
 from examples.tiny_moe import TOKENS
 from fitter.programs.outputs import output_bytes
+from tests.support.cases import named_cases
 from tests.support.command import json_of_python
 from tools.tiny import TINY_DENSE, write_tiny
 
@@ -80,20 +81,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("models") / "dense.gguf", TINY_DENSE)
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        pytest.param({"n_outputs": N_BATCH}, output_bytes(N_BATCH, N_VOCAB), id="all of a batch"),
-        pytest.param({"n_outputs": 5}, output_bytes(5, N_VOCAB), id="some of a batch"),
-        pytest.param({"n_outputs": 4, "n_seq_max": 4}, 0, id="as many as sequences"),
-        pytest.param(
-            {"n_outputs": N_BATCH, "embeddings": True, "warm": False},
-            output_bytes(N_BATCH, N_VOCAB, n_embd=TINY_DENSE.n_embd),
-            id="embeddings",
-        ),
-    ],
+@named_cases(
+    ("all of a batch", {"n_outputs": N_BATCH}, output_bytes(N_BATCH, N_VOCAB)),
+    ("some of a batch", {"n_outputs": 5}, output_bytes(5, N_VOCAB)),
+    ("as many as sequences", {"n_outputs": 4, "n_seq_max": 4}, 0),
+    (
+        "embeddings",
+        {"n_outputs": N_BATCH, "embeddings": True, "warm": False},
+        output_bytes(N_BATCH, N_VOCAB, n_embd=TINY_DENSE.n_embd),
+    ),
 )
-def test_outputs_have_a_buffer_of_their_own(model: Path, settings: dict[str, int], expected: int) -> None:
+def test_outputs_have_a_buffer_of_their_own(settings: dict[str, int], expected: int, model: Path) -> None:
     assert allocated(model, **settings)[0] == expected
 
 

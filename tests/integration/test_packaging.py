@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import fitter
+from tests.support.cases import named_cases
 
 DISTRIBUTION = f"llama_fitter-{fitter.__version__}"
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,10 +132,8 @@ def test_sdist_holds_what_a_build_needs_and_no_llama_cpp(checkout: Path, tmp_pat
     assert not {name for name in names if name.startswith("vendor/llama.cpp/source")}
 
 
-@pytest.mark.parametrize(
-    ("variable", "environment"), [(True, False), (False, True)], ids=["CMake variable", "environment"]
-)
-def test_wrong_source_directory_is_one_clear_error(tmp_path: Path, variable: bool, environment: bool) -> None:
+@named_cases(("CMake variable", True, False), ("environment", False, True))
+def test_wrong_source_directory_is_one_clear_error(variable: bool, environment: bool, tmp_path: Path) -> None:
     wrong = tmp_path / "nowhere"
     options = [f"-DLLAMA_CPP_SOURCE_DIR={wrong}"] if variable else []
     env = {"LLAMA_CPP_SOURCE_DIR": str(wrong)} if environment else {}

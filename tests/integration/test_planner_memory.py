@@ -16,6 +16,7 @@ from fitter.errors import LlamaCppCrashError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, VirtualDevice
 from fitter.llama.worker.process import Process
+from tests.support.cases import cases, named_cases
 from tools import shapes
 
 GIB, MIB = 2**30, 2**20
@@ -60,16 +61,12 @@ def cards(count: int, gib: int, profile: str = "vulkan") -> tuple[VirtualDevice,
     return tuple(VirtualDevice(f"V{i}", "Card", profile, 0, gib * GIB, gib * GIB) for i in range(count))
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        Params(n_ctx=65536, n_seq_max=256, devices=()),
-        Params(n_ctx=65536, n_seq_max=256, offload_kqv=False),
-        Params(n_ctx=65536, n_seq_max=16, n_rs_seq=3, devices=()),
-    ],
-    ids=["256 sequences", "-nkvo", "snapshots"],
+@named_cases(
+    ("256 sequences", Params(n_ctx=65536, n_seq_max=256, devices=())),
+    ("-nkvo", Params(n_ctx=65536, n_seq_max=256, offload_kqv=False)),
+    ("snapshots", Params(n_ctx=65536, n_seq_max=16, n_rs_seq=3, devices=())),
 )
-def test_recurrent_states_in_host_memory_take_none_of_it(recurrent: Path, params: Params) -> None:
+def test_recurrent_states_in_host_memory_take_none_of_it(params: Params, recurrent: Path) -> None:
     with Worker(cards(1, 2000, "cuda")) as worker:
         found = worker.measure(recurrent, params, reserve=True)
         assert found.host.context > 4 * GIB
@@ -82,16 +79,13 @@ def test_a_fit_with_states_on_the_host(recurrent: Path, peaks: list[int]) -> Non
     assert len(peaks) == 1 and max(peaks) < MOST
 
 
-@pytest.mark.parametrize(
-    ("profile", "largest"),
-    [
-        ("vulkan", 0xFFFFFFFC),
-        ("vulkan-nvidia", 0xFFFFFFFE),
-        ("vulkan-lavapipe", 2**27),
-        ("cuda", None),
-        ("rocm", None),
-        ("metal", None),
-    ],
+@cases(
+    ("vulkan", 0xFFFFFFFC),
+    ("vulkan-nvidia", 0xFFFFFFFE),
+    ("vulkan-lavapipe", 2**27),
+    ("cuda", None),
+    ("rocm", None),
+    ("metal", None),
 )
 def test_the_largest_tensor_of_a_device(profile: str, largest: int | None) -> None:
     device = VirtualDevice("V0", "Card", profile, 890 if profile == "cuda" else 0, 24 * GIB, 24 * GIB)
@@ -101,17 +95,14 @@ def test_the_largest_tensor_of_a_device(profile: str, largest: int | None) -> No
         assert [found.largest_tensor for found in worker.devices()] == [largest]
 
 
-VULKAN = {
-    "70B, 32 sequences": ("llama-3.1-70b", "8x vulkan:128GiB", 32),
-    "qwen3-next, 16 sequences": ("qwen3-next-80b-a3b", "4x vulkan:24GiB", 16),
-    "10 million tokens": ("8b-10m", "4x vulkan:128GiB", 1),
-    "states": ("nemotron-h-9b", "2x vulkan:48GiB", 256),
-}
-
-
-@pytest.mark.parametrize(("name", "gpu", "n_seq_max"), VULKAN.values(), ids=VULKAN)
+@named_cases(
+    ("70B, 32 sequences", "llama-3.1-70b", "8x vulkan:128GiB", 32),
+    ("qwen3-next, 16 sequences", "qwen3-next-80b-a3b", "4x vulkan:24GiB", 16),
+    ("10 million tokens", "8b-10m", "4x vulkan:128GiB", 1),
+    ("states", "nemotron-h-9b", "2x vulkan:48GiB", 256),
+)
 def test_vulkan_gets_the_largest_context_that_it_takes(
-    directory: Path, name: str, gpu: str, n_seq_max: int, monkeypatch: pytest.MonkeyPatch
+    name: str, gpu: str, n_seq_max: int, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name == "8b-10m":
         model = directory / "8b-10m.gguf"
@@ -164,12 +155,11 @@ def test_a_context_of_many_sequences_that_no_memory_holds_is_not_loaded(director
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="llama.cpp allocates them by itself elsewhere")
-@pytest.mark.parametrize(
-    "params",
-    [Params(n_ctx=10 * 2**20), Params(n_ctx=16 * 2**20, n_seq_max=64, kv_unified=True, offload_kqv=False)],
-    ids=["one sequence", "one cache for 64"],
+@named_cases(
+    ("one sequence", Params(n_ctx=10 * 2**20)),
+    ("one cache for 64", Params(n_ctx=16 * 2**20, n_seq_max=64, kv_unified=True, offload_kqv=False)),
 )
-def test_cells_of_a_huge_cache_take_no_memory(directory: Path, params: Params) -> None:
+def test_cells_of_a_huge_cache_take_no_memory(params: Params, directory: Path) -> None:
     """52 bytes a token, of which 4 stay. They are mapped many times, so that it is the share of each that counts."""
     model = shapes.write("llama-3.1-8b", directory, vocab=False)
     with Worker(cards(1, 5000, "cuda")) as worker:

@@ -10,6 +10,7 @@ import pytest
 
 from fitter import system
 from fitter.machine.host import host_memory
+from tests.support.cases import cases, named_cases
 from tests.support.patience import SECONDS
 from tools.tiny import TINY_DENSE, write_tiny
 
@@ -41,18 +42,15 @@ def hidden() -> tuple[str, ...]:
     return HIDE
 
 
-PLANNED = {
-    "fit": ("MODEL", *GPU),
-    "fit to this machine": ("MODEL", "--device", "none"),
-    "inspect": ("inspect", "MODEL"),
-    "llama-cpp": ("llama-cpp",),
-    "explore": ("explore", "MODEL", *GPU, "-c", "1024"),
-    "quants": ("quants", "MODEL", *GPU, "--type", "Q8_0"),
-    "verify": ("verify", "MODEL", "--device", "none", "-c", "512"),
-}
-
-
-@pytest.mark.parametrize("words", PLANNED.values(), ids=PLANNED)
+@named_cases(
+    ("fit", ("MODEL", *GPU)),
+    ("fit to this machine", ("MODEL", "--device", "none")),
+    ("inspect", ("inspect", "MODEL")),
+    ("llama-cpp", ("llama-cpp",)),
+    ("explore", ("explore", "MODEL", *GPU, "-c", "1024")),
+    ("quants", ("quants", "MODEL", *GPU, "--type", "Q8_0")),
+    ("verify", ("verify", "MODEL", "--device", "none", "-c", "512")),
+)
 def test_without_proc(words: tuple[str, ...], model: Path, hidden: tuple[str, ...]) -> None:
     done = run(*hidden, *FITTER, *(str(model) if word == "MODEL" else word for word in words))
     assert done.returncode == 0, done.stderr
@@ -94,7 +92,7 @@ def test_a_small_stack_is_one_line(words: tuple[str, ...], model: Path) -> None:
     assert done.stderr.splitlines() == ["fitter: error: the stack is limited to 200 KiB: run 'ulimit -s 8192' first"]
 
 
-@pytest.mark.parametrize("number", [5, 8, 11, 12, 13, 15, 16, 17, 20])
+@cases(5, 8, 11, 12, 13, 15, 16, 17, 20)
 def test_few_files_are_one_line_or_a_plan(number: int, model: Path) -> None:
     # with four Python itself may not start
     done = run("sh", "-c", 'ulimit -n "$0" && exec "$@"', str(number), *FITTER, str(model), *GPU)

@@ -12,6 +12,7 @@ import pytest
 
 from fitter.llama.build.library import backend_path
 from fitter.machine.gpu import VULKAN_DRIVERS
+from tests.support.cases import named_cases
 from tools import cuda_reference, shapes
 from tools.backend_loads import METAL, VULKAN, answers, stored
 from tools.load_answers import MODELS
@@ -116,15 +117,11 @@ def ops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield operations.build_ops(Path(source) / "ggml" / "include", tmp_path_factory.mktemp("ops"))
 
 
-@pytest.mark.parametrize(
-    ("cards", "answers"),
-    [
-        pytest.param(operations.CUDA_CARDS, operations.ANSWERS, id="cuda"),
-        pytest.param(operations.ROCM_CARDS, operations.ROCM_ANSWERS, id="rocm"),
-    ],
+@named_cases(
+    ("cuda", operations.CUDA_CARDS, operations.ANSWERS), ("rocm", operations.ROCM_CARDS, operations.ROCM_ANSWERS)
 )
 def test_what_is_supported_is_what_the_real_backend_supports(
-    ops: Path, cards: tuple[object, ...], answers: Path
+    cards: tuple[object, ...], answers: Path, ops: Path
 ) -> None:
     expected = answers.read_text().splitlines()
     assert len(expected) >= 100

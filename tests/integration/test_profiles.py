@@ -14,6 +14,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice, describe
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.gpu_catalogue import capability
+from tests.support.cases import cases
 from tests.support.command import run_python
 from tools import shapes
 from tools.backend_loads import METAL, answers, stored
@@ -111,8 +112,8 @@ def test_no_host_memory_is_pinned(tmp_path: Path) -> None:
     assert set(rows(tmp_path, Params(n_ctx=4096))) == {"CPU", "MTL0"}
 
 
-@pytest.mark.parametrize("cache", ["f16", "q8_0"])
-def test_attention_reserves_its_cache_in_f16(tmp_path: Path, cache: str) -> None:
+@cases("f16", "q8_0")
+def test_attention_reserves_its_cache_in_f16(cache: str, tmp_path: Path) -> None:
     def compute(n_ctx: int) -> int:
         params = Params(n_ctx=n_ctx, n_ubatch=512, type_k=cache, type_v=cache, flash_attn="on")
         return rows(tmp_path, params)["MTL0"][2]
@@ -147,7 +148,7 @@ def test_a_mapped_file_is_in_a_macs_memory(tmp_path: Path) -> None:
     assert 0 < found["MTL0"] <= path.stat().st_size and set(found) == {"MTL0", "CPU", "CPU_Mapped"}
 
 
-@pytest.mark.parametrize("shape", ["nemotron-h-9b", "qwen3-next-80b-a3b"])
+@cases("nemotron-h-9b", "qwen3-next-80b-a3b")
 def test_sizes_of_recurrent_layers_are_recorded(shape: str, tmp_path: Path) -> None:
     plan = fitter.fit(shapes.write(shape, tmp_path, vocab=False), gpus=["metal:64GiB"], n_ctx=4096)
     assert plan.fits and plan.estimate is not None

@@ -30,6 +30,7 @@ from fitter.planning.plan.plan import Plan
 from fitter.programs import facts as program_facts
 from fitter.programs.later import Later
 from fitter.regression import check_cases
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.plans import GIB, MIB
 from tools import shapes
@@ -83,9 +84,9 @@ LINES: dict[str, tuple[tuple[str, ...], str | None, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("words", "program", "arguments", "expected"), LINES.values(), ids=LINES)
+@cases(LINES)
 def test_the_command_is_for_a_llama_server(
-    folder: Path, words: tuple[str, ...], program: str | None, arguments: str, expected: str
+    words: tuple[str, ...], program: str | None, arguments: str, expected: str, folder: Path
 ) -> None:
     said = command(folder / "llama-3.1-8b.gguf", "--gpu", "24GiB", "-c", "4096", "--json", *words, program=program)
     assert said.returncode == 0, said.stderr
@@ -99,27 +100,27 @@ def test_a_plan_for_python_is_for_llama_cpp_python(folder: Path) -> None:
     assert fitter.fit(words[0], gpus="24GiB", n_ctx=4096).program == "any", "as the environment of these tests says"
 
 
-BAD: dict[str, tuple[tuple[str, ...], str | None, str]] = {
-    "reranking with llama-cli": (
+@named_cases(
+    (
+        "reranking with llama-cli",
         ("--for", "llama-cli", "--rerank"),
         None,
         "--reranking is an option of llama-server, but the plan is for llama-cli: leave one of the two out",
     ),
-    "texts and a draft model": (
+    (
+        "texts and a draft model",
         ("--embedding", "-md", "d.gguf"),
         None,
         "--embedding is for texts that are only read, and -md drafts tokens: leave one of them out",
     ),
-    "a cache without a limit on a host that has one": (
+    (
+        "a cache without a limit on a host that has one",
         ("-cram", "-1", "--host-memory", "8GiB"),
         None,
         "-cram -1 has no limit, so no plan has room for it: give the MiB that it may take",
     ),
-}
-
-
-@pytest.mark.parametrize(("words", "program", "message"), BAD.values(), ids=BAD)
-def test_bad_input(folder: Path, words: tuple[str, ...], program: str | None, message: str) -> None:
+)
+def test_bad_input(words: tuple[str, ...], program: str | None, message: str, folder: Path) -> None:
     said = command(folder / "llama-3.1-8b.gguf", "--gpu", "24GiB", "-c", "4096", *words, program=program)
     assert (said.returncode, said.stdout) == (2, "")
     assert said.stderr.replace(" (see fitter fit --help)", "") == f"fitter: error: {message}\n"
@@ -151,27 +152,25 @@ def test_a_server_has_an_output_for_each_slot(folder: Path) -> None:
         assert {device: again.on(device).used for device in used(plan)} == used(plan)
 
 
-OUTPUTS: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
+@named_cases(
     # n_seq_max, n_outputs_max, n_batch
-    "a server": ({"program": SERVER}, (4, 4, 2048)),
-    "a server that drafts with ngrams": ({"program": SERVER, "spec_type": "ngram-mod"}, (4, 260, 2048)),
-    "with fewer tokens at a time": (
+    ("a server", {"program": SERVER}, (4, 4, 2048)),
+    ("a server that drafts with ngrams", {"program": SERVER, "spec_type": "ngram-mod"}, (4, 260, 2048)),
+    (
+        "with fewer tokens at a time",
         {"program": SERVER, "n_seq_max": 2, "spec_type": "ngram-mod", "spec_ngram_mod_n_max": 8},
         (2, 18, 2048),
     ),
-    "a server that embeds": ({"program": SERVER, "embedding": True, "pooling_type": "mean"}, (4, 0, 1024)),
-    "a server that ranks": ({"program": SERVER, "reranking": True, "n_ubatch": 1024}, (4, 0, 1024)),
-    "llama-cli": ({"program": CLI}, (1, 1, 2048)),
-    "Llama": ({"program": PYTHON}, (1, 1, 2048)),
-    "Llama with every logit": ({"program": PYTHON, "logits_all": True}, (1, 0, 2048)),
-    "Llama that embeds": ({"program": PYTHON, "embedding": True}, (256, 0, 1024)),
-    "llama-bench": ({"program": BENCH}, (1, 0, 2048)),
-    "any": ({"program": ANY}, (1, 0, 2048)),
-}
-
-
-@pytest.mark.parametrize(("words", "expected"), OUTPUTS.values(), ids=OUTPUTS)
-def test_outputs_of_each_program(folder: Path, words: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    ("a server that embeds", {"program": SERVER, "embedding": True, "pooling_type": "mean"}, (4, 0, 1024)),
+    ("a server that ranks", {"program": SERVER, "reranking": True, "n_ubatch": 1024}, (4, 0, 1024)),
+    ("llama-cli", {"program": CLI}, (1, 1, 2048)),
+    ("Llama", {"program": PYTHON}, (1, 1, 2048)),
+    ("Llama with every logit", {"program": PYTHON, "logits_all": True}, (1, 0, 2048)),
+    ("Llama that embeds", {"program": PYTHON, "embedding": True}, (256, 0, 1024)),
+    ("llama-bench", {"program": BENCH}, (1, 0, 2048)),
+    ("any", {"program": ANY}, (1, 0, 2048)),
+)
+def test_outputs_of_each_program(words: dict[str, Any], expected: tuple[int, int, int], folder: Path) -> None:
     plan = fitter.fit(folder / "tiny.gguf", gpus="24GiB", n_ctx=1024, **words)
     assert (plan.params.n_seq_max, plan.params.n_outputs_max, plan.params.n_batch) == expected
     assert plan.program == words["program"]
@@ -196,19 +195,16 @@ def test_a_header_that_pools_makes_an_embedder_or_a_reranker(folder: Path) -> No
     assert (python.params.embeddings, python.params.n_batch, python.params.n_seq_max) == (True, 1024, 256)
 
 
-UNPOOLED: dict[str, tuple[str, dict[str, Any], str | None, bool]] = {
-    "a server": ("tiny.gguf", {}, "last", False),
-    "a server, as the user says": ("tiny.gguf", {"pooling_type": "none"}, "none", True),
-    "a server with a mean": ("tiny.gguf", {"pooling_type": "mean"}, "mean", True),
-    "a server that ranks": ("tiny.gguf", {"embedding": None, "reranking": True}, "rank", False),
-    "llama-cpp-python": ("tiny.gguf", {"program": PYTHON}, None, True),
-    "attention that is not causal": ("unpooled.gguf", {}, "mean", True),
-}
-
-
-@pytest.mark.parametrize(("name", "words", "pooling", "is_whole"), UNPOOLED.values(), ids=UNPOOLED)
+@named_cases(
+    ("a server", "tiny.gguf", {}, "last", False),
+    ("a server, as the user says", "tiny.gguf", {"pooling_type": "none"}, "none", True),
+    ("a server with a mean", "tiny.gguf", {"pooling_type": "mean"}, "mean", True),
+    ("a server that ranks", "tiny.gguf", {"embedding": None, "reranking": True}, "rank", False),
+    ("llama-cpp-python", "tiny.gguf", {"program": PYTHON}, None, True),
+    ("attention that is not causal", "unpooled.gguf", {}, "mean", True),
+)
 def test_a_header_without_a_pooling(
-    folder: Path, name: str, words: dict[str, Any], pooling: str | None, is_whole: bool
+    name: str, words: dict[str, Any], pooling: str | None, is_whole: bool, folder: Path
 ) -> None:
     write_bert(folder / "unpooled.gguf", PoolingType.NONE)
     plan = fitter.fit(folder / name, gpus="24GiB", **{"program": SERVER, "embedding": True, "n_ctx": 1024, **words})
@@ -245,14 +241,11 @@ def test_inputs_a_second_take_the_place_of_generation(folder: Path, tmp_path: Pa
     assert "prompt, tokens/s" in other_contexts and "generation" not in other_contexts
 
 
-ON_A_CARD: dict[str, tuple[str, int]] = {
-    "room for the longest input": ("2GiB", 8192),
-    "room for half of it": ("400MiB", 4096),
-    "no room for a whole layer": ("20MiB", 8192),
-}
-
-
-@pytest.mark.parametrize(("free", "n_ctx"), ON_A_CARD.values(), ids=ON_A_CARD)
+@named_cases(
+    ("room for the longest input", "2GiB", 8192),
+    ("room for half of it", "400MiB", 4096),
+    ("no room for a whole layer", "20MiB", 8192),
+)
 def test_the_longest_input_that_costs_little_time(free: str, n_ctx: int) -> None:
     words: dict[str, Any] = {"gpus": free, "margin": 0, "program": SERVER, "embedding": True}
     plan = fitter.fit("shape://modernbert-base", **words)
@@ -263,29 +256,28 @@ def test_the_longest_input_that_costs_little_time(free: str, n_ctx: int) -> None
 
 # --- what comes later
 
-LIMITS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
-    "a host without a limit": ("llama-3.1-8b", {}, "", True),
-    "room for all": ("llama-3.1-8b", {"host_memory": "12GiB"}, "", True),
-    "room for less": ("llama-3.1-8b", {"host_memory": "4GiB"}, "-cram 2764", True),
-    "room for nothing": ("llama-3.1-8b", {"host_memory": "1332MiB"}, "-cram 0", True),
-    "a cache that is set": ("llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 512}, "-cram 512", True),
-    "a cache that has no room": ("llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 2765}, "-cram 2765", False),
-    "no limit": ("llama-3.1-8b", {"cache_ram": -1}, "-cram -1", True),
-    "checkpoints": ("gemma3-12b", {}, "", True),
-    "room for some": ("gemma3-12b", {"host_memory": "8GiB"}, "-cram 3788 -ctxcp 2", True),
-    "more than there is room for": (
+
+@named_cases(
+    ("a host without a limit", "llama-3.1-8b", {}, "", True),
+    ("room for all", "llama-3.1-8b", {"host_memory": "12GiB"}, "", True),
+    ("room for less", "llama-3.1-8b", {"host_memory": "4GiB"}, "-cram 2764", True),
+    ("room for nothing", "llama-3.1-8b", {"host_memory": "1332MiB"}, "-cram 0", True),
+    ("a cache that is set", "llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 512}, "-cram 512", True),
+    ("a cache that has no room", "llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 2765}, "-cram 2765", False),
+    ("no limit", "llama-3.1-8b", {"cache_ram": -1}, "-cram -1", True),
+    ("checkpoints", "gemma3-12b", {}, "", True),
+    ("room for some", "gemma3-12b", {"host_memory": "8GiB"}, "-cram 3788 -ctxcp 2", True),
+    (
+        "more than there is room for",
         "gemma3-12b",
         {"host_memory": "8GiB", "ctx_checkpoints": 8},
         "-cram 0 -ctxcp 8",
         False,
     ),
-    "a full window is rolled back": ("gemma3-12b", {"host_memory": "12GiB", "swa_full": True}, "", True),
-}
-
-
-@pytest.mark.parametrize(("name", "words", "expected", "fits"), LIMITS.values(), ids=LIMITS)
+    ("a full window is rolled back", "gemma3-12b", {"host_memory": "12GiB", "swa_full": True}, "", True),
+)
 def test_host_memory_is_planned_with_what_comes_later(
-    folder: Path, name: str, words: dict[str, Any], expected: str, fits: bool
+    name: str, words: dict[str, Any], expected: str, fits: bool, folder: Path
 ) -> None:
     # a smaller micro batch would leave more of the host
     plan = fitter.fit(folder / f"{name}.gguf", gpus="24GiB", n_ctx=8192, n_ubatch=512, program=SERVER, **words)
@@ -303,17 +295,14 @@ def test_host_memory_is_planned_with_what_comes_later(
         assert (plan.host.left >= plan.host.margin) == fits
 
 
-LADDERS: dict[str, tuple[str, str, tuple[int, ...]]] = {
-    "checkpoints on the host, weights on a card": ("gemma3-12b", "24GiB", (2, 8, 24, 51, 52, 60)),
-    "all on the host": ("gemma3-12b", "none", (10, 16, 48, 59, 60, 80)),
-    "a cache on the host": ("llama-3.1-8b", "none", (8, 13, 14, 15, 20, 32)),
-    "weights in both": ("llama-3.1-8b", "4GiB", (5, 8, 11, 12, 13, 20)),
-}
-
-
-@pytest.mark.parametrize(("name", "gpu", "sizes"), LADDERS.values(), ids=LADDERS)
+@named_cases(
+    ("checkpoints on the host, weights on a card", "gemma3-12b", "24GiB", (2, 8, 24, 51, 52, 60)),
+    ("all on the host", "gemma3-12b", "none", (10, 16, 48, 59, 60, 80)),
+    ("a cache on the host", "llama-3.1-8b", "none", (8, 13, 14, 15, 20, 32)),
+    ("weights in both", "llama-3.1-8b", "4GiB", (5, 8, 11, 12, 13, 20)),
+)
 def test_an_open_context_leaves_half_for_what_the_server_keeps(
-    folder: Path, name: str, gpu: str, sizes: tuple[int, ...]
+    name: str, gpu: str, sizes: tuple[int, ...], folder: Path
 ) -> None:
     before: Plan | None = None
     for size in sizes:
@@ -376,8 +365,8 @@ def test_what_is_kept_has_the_size_that_llama_cpp_gives_it(folder: Path) -> None
     assert logits == Later("logits", 4 * row, row, 4)
 
 
-@pytest.mark.parametrize(("name", "is_made"), [("tiny", False), ("swa", True), ("hybrid", True)])
-def test_checkpoints_are_made_where_nothing_can_be_rolled_back(folder: Path, name: str, is_made: bool) -> None:
+@cases(("tiny", False), ("swa", True), ("hybrid", True))
+def test_checkpoints_are_made_where_nothing_can_be_rolled_back(name: str, is_made: bool, folder: Path) -> None:
     plan = fitter.fit(folder / f"{name}.gguf", gpus="24GiB", n_ctx=2048, program=SERVER)
     kinds = {later.kind: later for later in plan.later}
     assert ("checkpoints" in kinds) == is_made
@@ -437,8 +426,8 @@ MUCH_LATER: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "words", "said"), MUCH_LATER.values(), ids=MUCH_LATER)
-def test_what_takes_much_memory_later_is_named(folder: Path, name: str, words: dict[str, Any], said: str) -> None:
+@cases(MUCH_LATER)
+def test_what_takes_much_memory_later_is_named(name: str, words: dict[str, Any], said: str, folder: Path) -> None:
     plan = fitter.fit(folder / f"{name}.gguf", gpus="48GiB", n_ctx=8192, **words)
     assert plan.fits
     found = dict(facts(plan)).get("later", "")
@@ -553,22 +542,21 @@ def test_embeddings_are_the_same(folder: Path, for_python: None, name: str) -> N
     theirs.close()
 
 
-NEEDED: dict[str, tuple[dict[str, Any], str]] = {
-    "every logit": (
+@named_cases(
+    (
+        "every logit",
         {"logits_all": True},
         "logits_all needs the outputs of all tokens, and the plan counts 1: fit again with logits_all=True",
     ),
-    "a draft model": (
+    (
+        "a draft model",
         {"draft_model": LlamaPromptLookupDecoding()},
         "draft_model needs the outputs of all tokens, and the plan counts 1: fit again with logits_all=True, which a "
         "draft model needs",
     ),
-}
-
-
-@pytest.mark.parametrize(("words", "message"), NEEDED.values(), ids=NEEDED)
+)
 def test_a_plan_of_one_output_is_not_loaded_for_more(
-    folder: Path, for_python: None, words: dict[str, Any], message: str
+    words: dict[str, Any], message: str, folder: Path, for_python: None
 ) -> None:
     plan = fitter.fit(folder / "tiny.gguf", n_ctx=1024)
     with pytest.raises(UsageError) as caught:
@@ -658,17 +646,14 @@ def set_fact(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
     assert getattr(program_facts(SERVER), name) == value
 
 
-CHANGED: dict[str, tuple[str, Any, str]] = {
-    "twice the checkpoints": ("n_ctx_checkpoints", 64, "host: later +"),
-    "a larger prompt cache": ("cache_ram_mib", 8193, "host: later +1.0 MiB"),
-    "outputs without a limit": ("sets_outputs", False, "CUDA0: compute +"),
-    "more slots": ("n_parallel", 8, "CUDA0: context +"),
-}
-
-
-@pytest.mark.parametrize(("name", "value", "moved"), CHANGED.values(), ids=CHANGED)
+@named_cases(
+    ("twice the checkpoints", "n_ctx_checkpoints", 64, "host: later +"),
+    ("a larger prompt cache", "cache_ram_mib", 8193, "host: later +1.0 MiB"),
+    ("outputs without a limit", "sets_outputs", False, "CUDA0: compute +"),
+    ("more slots", "n_parallel", 8, "CUDA0: context +"),
+)
 def test_a_new_default_of_the_server_fails(
-    locked: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any, moved: str
+    name: str, value: Any, moved: str, locked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later version of llama-server, which takes more."""
     set_fact(monkeypatch, name, value)

@@ -17,6 +17,7 @@ import pytest
 import fitter
 from fitter.api import Plan
 from fitter.regression.lockfile import Lock, LockedFleet, LockedMember, dumps, read_lock, write_lock
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import is_running, until
 from tools.tiny import TINY_DENSE, write_tiny
@@ -122,19 +123,17 @@ def test_both_sides_of_every_limit(pytester: pytest.Pytester, root: Path, plan: 
     assert "During handling" not in result.stdout.str()
 
 
-SENTENCES = {
-    "limit": ("limit={device} - 1", r"tiny.gguf: CUDA0 takes [\d.]+ MiB, 1 B more than its budget of [\d.]+ MiB"),
-    "several": ("limit=0, host_limit=0", r"tiny.gguf: CUDA0 takes .* budget of 0 B; host takes .* budget of 0 B"),
-    "too small a device": (
+@named_cases(
+    ("limit", "limit={device} - 1", r"tiny.gguf: CUDA0 takes [\d.]+ MiB, 1 B more than its budget of [\d.]+ MiB"),
+    ("several", "limit=0, host_limit=0", r"tiny.gguf: CUDA0 takes .* budget of 0 B; host takes .* budget of 0 B"),
+    (
+        "too small a device",
         "n_gpu_layers=-1, n_ubatch=512, gpu='1040MiB'",
         r"tiny.gguf does not fit: CUDA0 lacks \d+ MiB: .* but 1040 MiB are free; .*",
     ),
-}
-
-
-@pytest.mark.parametrize(("words", "sentence"), SENTENCES.values(), ids=SENTENCES)
+)
 def test_a_failure_is_one_sentence_with_the_numbers(
-    pytester: pytest.Pytester, root: Path, plan: Plan, words: str, sentence: str
+    words: str, sentence: str, pytester: pytest.Pytester, root: Path, plan: Plan
 ) -> None:
     words = words.format(device=plan.devices[0].used, host=plan.host.used)
     pytester.makepyfile(marked(words if "gpu=" in words else f"gpu='{GPU}', n_ctx={N_CTX}, {words}"))
@@ -299,15 +298,12 @@ def test_arguments_that_make_no_sense(pytester: pytest.Pytester, root: Path) -> 
     assert "MEMORY" not in result.stdout.str()
 
 
-@pytest.mark.parametrize(
-    ("option", "sentence"),
-    [
-        ("--fitter-max-growth=much", "fitter_max_growth is 'much': give a percentage or a size"),
-        ("--fitter-timeout=soon", "fitter_timeout is 'soon': give a number of seconds above 0"),
-        ("--fitter-timeout=0", "fitter_timeout is '0': give a number of seconds above 0"),
-    ],
+@cases(
+    ("--fitter-max-growth=much", "fitter_max_growth is 'much': give a percentage or a size"),
+    ("--fitter-timeout=soon", "fitter_timeout is 'soon': give a number of seconds above 0"),
+    ("--fitter-timeout=0", "fitter_timeout is '0': give a number of seconds above 0"),
 )
-def test_options_that_make_no_sense(pytester: pytest.Pytester, root: Path, option: str, sentence: str) -> None:
+def test_options_that_make_no_sense(option: str, sentence: str, pytester: pytest.Pytester, root: Path) -> None:
     pytester.makepyfile(marked(f"gpu={GPU!r}, limit='1GiB'"))
     result = run(pytester, option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -434,15 +430,12 @@ def test_a_plan_that_does_not_fit_is_not_stored(pytester: pytest.Pytester, root:
     assert list(read_lock(root / "fitter.lock").cases) == ["test_a_plan_that_does_not_fit_is_not_stored.py::test_it#2"]
 
 
-DAMAGED = {
-    "merge conflict": ("<<<<<<< ours\n", "", "fitter.lock has a merge conflict in line 1"),
-    "newer": ("", "schema = 2\n", "fitter.lock has schema 2, but this fitter reads schema 1: install a newer fitter"),
-}
-
-
-@pytest.mark.parametrize(("before", "instead", "sentence"), DAMAGED.values(), ids=DAMAGED)
+@named_cases(
+    ("merge conflict", "<<<<<<< ours\n", "", "fitter.lock has a merge conflict in line 1"),
+    ("newer", "", "schema = 2\n", "fitter.lock has schema 2, but this fitter reads schema 1: install a newer fitter"),
+)
 def test_a_lock_that_cannot_be_read(
-    pytester: pytest.Pytester, root: Path, before: str, instead: str, sentence: str
+    before: str, instead: str, sentence: str, pytester: pytest.Pytester, root: Path
 ) -> None:
     (root / "test_it.py").write_text(marked(f"gpu={GPU!r}, n_ctx={N_CTX}"))
     text = before + (instead or "schema = 1\n")
@@ -510,22 +503,21 @@ def test_fitter_check_and_pytest_share_a_lock(pytester: pytest.Pytester, root: P
 
 # --- which model, and its plan
 
-MODELS = {
-    "marker before fixture": ("def fitter_model(): return 'tiny.gguf'", "model='other.gguf'", (), "other.gguf"),
-    "fixture before option": (
+
+@named_cases(
+    ("marker before fixture", "def fitter_model(): return 'tiny.gguf'", "model='other.gguf'", (), "other.gguf"),
+    (
+        "fixture before option",
         "def fitter_model(): return 'other.gguf'",
         "",
         ("--fitter-model=tiny.gguf",),
         "other.gguf",
     ),
-    "option before ini": ("", "", ("--fitter-model=other.gguf",), "other.gguf"),
-    "ini": ("", "", (), "tiny.gguf"),
-}
-
-
-@pytest.mark.parametrize(("fixture", "words", "options", "name"), MODELS.values(), ids=MODELS)
+    ("option before ini", "", "", ("--fitter-model=other.gguf",), "other.gguf"),
+    ("ini", "", "", (), "tiny.gguf"),
+)
 def test_where_the_model_is_said(
-    pytester: pytest.Pytester, root: Path, fixture: str, words: str, options: Sequence[str], name: str
+    fixture: str, words: str, options: Sequence[str], name: str, pytester: pytest.Pytester, root: Path
 ) -> None:
     write_tiny(root / "other.gguf", TINY_DENSE)
     pytester.makeconftest(
@@ -570,22 +562,19 @@ def test_paths_do_not_depend_on_where_pytest_is_called(
     assert sorted(read_lock(root / "sub/other.lock").cases) == NAMES
 
 
-BUILDS = {
-    "a marker's, and the ini file's": ('llama_cpp="builds/old"', (), "new", "{root}/builds/old"),
-    "the ini file's": ("", (), "builds/new", "{root}/builds/new"),
-    "the command line's": ('llama_cpp="builds/old"', ("--fitter-llama-cpp", "./mine"), "builds/new", "{root}/./mine"),
-}
-
-
-@pytest.mark.parametrize(("keywords", "options", "ini", "expected"), BUILDS.values(), ids=BUILDS)
+@named_cases(
+    ("a marker's, and the ini file's", 'llama_cpp="builds/old"', (), "new", "{root}/builds/old"),
+    ("the ini file's", "", (), "builds/new", "{root}/builds/new"),
+    ("the command line's", 'llama_cpp="builds/old"', ("--fitter-llama-cpp", "./mine"), "builds/new", "{root}/./mine"),
+)
 def test_which_llama_cpp(
-    pytester: pytest.Pytester,
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
     keywords: str,
     options: tuple[str, ...],
     ini: str | None,
     expected: str,
+    pytester: pytest.Pytester,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FITTER_TRUST", "1")
     if ini:
@@ -596,9 +585,9 @@ def test_which_llama_cpp(
     assert sentence.startswith(f"fits_memory: llama_cpp '{expected.format(root=root)}' is not there: ")
 
 
-@pytest.mark.parametrize("ini", ["builds", "~/new"])
+@cases("builds", "~/new")
 def test_native_code_of_an_ini_file(
-    pytester: pytest.Pytester, root: Path, monkeypatch: pytest.MonkeyPatch, ini: str
+    ini: str, pytester: pytest.Pytester, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "builds").mkdir()
     with (root / "tox.ini").open("a") as file:
@@ -648,8 +637,8 @@ def test_what_others_stored_meanwhile_stays(pytester: pytest.Pytester, root: Pat
     assert sorted(read_lock(root / "fitter.lock").cases) == sorted([other, "test_own.py::test_it"])
 
 
-@pytest.mark.parametrize("options", [(), PARALLEL], ids=["one process", "xdist"])
-def test_the_plan(pytester: pytest.Pytester, root: Path, plan: Plan, options: tuple[str, ...]) -> None:
+@named_cases(("one process", ()), ("xdist", PARALLEL))
+def test_the_plan(options: tuple[str, ...], pytester: pytest.Pytester, root: Path, plan: Plan) -> None:
     pytester.makepyfile(
         f"""
         import pytest
@@ -768,8 +757,8 @@ def group(number: int) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("options", [(), PARALLEL], ids=["one process", "xdist"])
-def test_no_process_is_left(pytester: pytest.Pytester, root: Path, options: tuple[str, ...]) -> None:
+@named_cases(("one process", ()), ("xdist", PARALLEL))
+def test_no_process_is_left(options: tuple[str, ...], pytester: pytest.Pytester, root: Path) -> None:
     pytester.makepyfile("\n\n".join(marked(f"gpu={GPU!r}, limit=1", name=f"test_{n}") for n in range(2)))
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, *options]
     path = os.pathsep.join(entry for entry in sys.path if entry)

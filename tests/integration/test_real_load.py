@@ -15,6 +15,7 @@ import pytest
 
 import fitter
 from fitter.errors import PlanError
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_python
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 from tools.tiny_kinds import write_swa
@@ -133,8 +134,8 @@ def test_a_loaded_plan_takes_the_predicted_bytes(
     assert log == ""
 
 
-@pytest.mark.parametrize("options", SWA_OPTIONS.values(), ids=SWA_OPTIONS)
-def test_sliding_windows_take_the_predicted_bytes(models: Mapping[str, Path], options: Mapping[str, Any]) -> None:
+@cases(SWA_OPTIONS)
+def test_sliding_windows_take_the_predicted_bytes(options: Mapping[str, Any], models: Mapping[str, Path]) -> None:
     found, _ = run(models["swa"], options)
     check(found)
     context = sum(sizes(found["predicted"], "context").values())
@@ -142,19 +143,16 @@ def test_sliding_windows_take_the_predicted_bytes(models: Mapping[str, Path], op
     assert (context == full) == options.get("swa_full", False)
 
 
-@pytest.mark.parametrize(
-    ("larger", "smaller", "kind"),
-    [
-        ("defaults", "n_ctx", "context"),
-        ("defaults", "cache K in q8_0", "context"),
-        ("cache K in q8_0", "cache in q8_0", "context"),
-        ("four sequences", "defaults", "context"),
-        ("no flash attention", "defaults", "compute"),
-        ("defaults", "n_ubatch", "compute"),
-        ("n_ubatch over the default n_batch", "defaults", "compute"),
-    ],
+@cases(
+    ("defaults", "n_ctx", "context"),
+    ("defaults", "cache K in q8_0", "context"),
+    ("cache K in q8_0", "cache in q8_0", "context"),
+    ("four sequences", "defaults", "context"),
+    ("no flash attention", "defaults", "compute"),
+    ("defaults", "n_ubatch", "compute"),
+    ("n_ubatch over the default n_batch", "defaults", "compute"),
 )
-def test_parameters_change_the_real_bytes(models: Mapping[str, Path], larger: str, smaller: str, kind: str) -> None:
+def test_parameters_change_the_real_bytes(larger: str, smaller: str, kind: str, models: Mapping[str, Path]) -> None:
     """Were they lost on the way to llama.cpp, on both sides, prediction and reality would still agree."""
     more, less = (sum(sizes(run(models["moe"], OPTIONS[name])[0]["real"], kind).values()) for name in (larger, smaller))
     assert more > less
@@ -182,8 +180,8 @@ def test_the_same_words_whoever_loads(models: Mapping[str, Path]) -> None:
 # --- overrides
 
 
-@pytest.mark.parametrize("overrides", [[], ["ffn_down_exps=CPU"]], ids=["without", "with"])
-def test_overrides_of_the_user_are_applied(models: Mapping[str, Path], overrides: list[str]) -> None:
+@named_cases(("without", []), ("with", ["ffn_down_exps=CPU"]))
+def test_overrides_of_the_user_are_applied(overrides: list[str], models: Mapping[str, Path]) -> None:
     found, log = run(models["moe"], {"override_tensor": overrides}, verbose=True)
     check(found)
     moved = [line.split()[1] for line in log.splitlines() if "buffer type overridden to CPU" in line]
@@ -200,16 +198,16 @@ def test_llama_itself_has_no_overrides(models: Mapping[str, Path]) -> None:
 # --- plans that cannot be loaded
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gpus": ["24GiB"]}, "the plan is for virtual devices, which cannot run a model: fit again without them"),
-        ({"host_memory": "1GiB"}, "the plan does not fit: "),
-        ({"gpus": ["24GiB"], "n_gpu_layers": 0, "host_memory": "1GiB"}, "the plan does not fit: "),
-    ],
-    ids=["virtual", "too little memory", "both"],
+@named_cases(
+    (
+        "virtual",
+        {"gpus": ["24GiB"]},
+        "the plan is for virtual devices, which cannot run a model: fit again without them",
+    ),
+    ("too little memory", {"host_memory": "1GiB"}, "the plan does not fit: "),
+    ("both", {"gpus": ["24GiB"], "n_gpu_layers": 0, "host_memory": "1GiB"}, "the plan does not fit: "),
 )
-def test_a_plan_that_cannot_be_loaded(models: Mapping[str, Path], options: Mapping[str, Any], message: str) -> None:
+def test_a_plan_that_cannot_be_loaded(options: Mapping[str, Any], message: str, models: Mapping[str, Path]) -> None:
     plan = fitter.fit(models["moe"], **options)
     with pytest.raises(PlanError) as caught:
         plan.load()

@@ -29,6 +29,7 @@ from fitter.regression.cases import read_cases
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import Lock, read_lock, write_lock
 from fitter.regression.measuring import measure_case
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import SECONDS, all_end, suspended
 from tools import shapes
@@ -154,7 +155,7 @@ FAILING: dict[str, tuple[Callable[[Repository], None], list[str], list[str]]] = 
 }
 
 
-@pytest.mark.parametrize(("change", "failed", "says"), FAILING.values(), ids=FAILING)
+@cases(FAILING)
 def test_a_change_that_costs_memory(
     change: Callable[[Repository], None], failed: list[str], says: list[str], repository: Repository
 ) -> None:
@@ -186,21 +187,20 @@ def other_versions(repository: Repository) -> None:
     repository.lock.write_text(re.sub(r"(fitter|llama_cpp) = .*", r'\1 = "0.0.1"', text))
 
 
-PASSING: dict[str, tuple[Callable[[Repository], None], list[str]]] = {
-    "a smaller batch": (
+@named_cases(
+    (
+        "a smaller batch",
         lambda repository: repository.edit("n_ubatch = 512", "n_ubatch = 256\nmax_slowdown = '50%'"),
         ["chat changed", "setting: n_ubatch 512 → 256", "compute -", "2 unchanged"],
     ),
-    "growth that is allowed": (
+    (
+        "growth that is allowed",
         lambda repository: repository.edit("n_ubatch = 512", "n_ubatch = 513\nmax_growth = '10%'"),
         ["chat changed", "setting: n_ubatch 512 → 513"],
     ),
-    "metadata": (retune, ["header: its metadata changed", "1 unchanged"]),
-    "versions": (other_versions, ["fitter 0.0.1 → ", "llama.cpp 0.0.1 → ", "3 changed"]),
-}
-
-
-@pytest.mark.parametrize(("change", "says"), PASSING.values(), ids=PASSING)
+    ("metadata", retune, ["header: its metadata changed", "1 unchanged"]),
+    ("versions", other_versions, ["fitter 0.0.1 → ", "llama.cpp 0.0.1 → ", "3 changed"]),
+)
 def test_a_change_within_the_limits(
     change: Callable[[Repository], None], says: list[str], repository: Repository
 ) -> None:
@@ -303,8 +303,8 @@ def test_bytes_that_are_not_those_of_the_lock_are_fitted_anew(locked: Repository
     assert (found.status, found.causes) == ("failed", ())
 
 
-@pytest.mark.parametrize("header_bytes", [(), (2**40,)])
-def test_a_lock_with_nonsense_about_the_header(locked: Repository, header_bytes: tuple[int, ...]) -> None:
+@cases(((),), ((2**40,),))
+def test_a_lock_with_nonsense_about_the_header(header_bytes: tuple[int, ...], locked: Repository) -> None:
     case = next(case for case in read_cases(locked.cases) if case.name == "host")
     true = read_lock(locked.lock).cases["host"]
     wrong = replace(true, model=replace(true.model, header_bytes=header_bytes))
@@ -434,7 +434,7 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
 }
 
 
-@pytest.mark.parametrize(("change", "words", "status", "says"), WRONG.values(), ids=WRONG)
+@cases(WRONG)
 def test_one_clear_line(
     change: Callable[[Repository], object], words: tuple[str, ...], status: int, says: str, repository: Repository
 ) -> None:

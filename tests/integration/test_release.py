@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.cases import cases, named_cases
 from tests.support.patience import is_running, until
 from tools.release import recipes
 from tools.release.__main__ import PLACEHOLDER, main
@@ -198,7 +199,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("words", "prepare", "why"), REFUSED.values(), ids=REFUSED)
+@cases(REFUSED)
 def test_what_is_refused(
     words: list[str], prepare: str, why: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,20 +223,19 @@ def test_an_untested_commit_is_refused(root: Path, capsys: pytest.CaptureFixture
     assert state(root) == before
 
 
-FAILED = {
-    "no wheel": ("raise SystemExit('no zig')\n", "python -m tools.wheel linux-x86_64 failed: see above"),
-    "a build that is killed": (
+@named_cases(
+    ("no wheel", "raise SystemExit('no zig')\n", "python -m tools.wheel linux-x86_64 failed: see above"),
+    (
+        "a build that is killed",
         "import os; os.kill(os.getpid(), 9)\n",
         "python -m tools.wheel linux-x86_64 was ended by signal 9",
     ),
-    "a wheel for another system": (
+    (
+        "a wheel for another system",
         WHEEL.replace("TARGETS[target].platform", "'freebsd'"),
         "llama_fitter-0.2.0-py3-none-freebsd.whl is for no system that is missing: remove it",
     ),
-}
-
-
-@pytest.mark.parametrize(("wheel", "why"), FAILED.values(), ids=FAILED)
+)
 def test_what_fails_leaves_the_repository_as_it_was(
     wheel: str, why: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,7 +248,7 @@ def test_what_fails_leaves_the_repository_as_it_was(
     assert not (root / "dist").exists()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
+@cases((signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9))
 def test_an_interrupted_release_leaves_the_repository_as_it_was(number: int, status: int, root: Path) -> None:
     wheel = "import subprocess; compiler = subprocess.Popen(['sleep', '600'])\n"
     wheel += "open('build/began', 'w').write(str(compiler.pid)); compiler.wait()\n"

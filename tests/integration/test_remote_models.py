@@ -24,6 +24,7 @@ from fitter.installation import install_command
 from fitter.llama.client import Worker
 from fitter.model.files import header_cache, remote_files, stored_headers
 from fitter.planning.request.request import Progress
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import SECONDS, until
 from tests.support.ranges import FileServer, Request, in_clean_environment, serving
@@ -78,9 +79,9 @@ def said_of(plan: fitter.Plan) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize(("shape", "n_files", "given"), [("deepseek-v3.1", 9, 3), ("kimi-k2", 14, 1)])
+@cases(("deepseek-v3.1", 9, 3), ("kimi-k2", 14, 1))
 def test_a_large_model_is_planned_from_its_header(
-    server: FileServer, worker: Worker, folder: Path, shape: str, n_files: int, given: int
+    shape: str, n_files: int, given: int, server: FileServer, worker: Worker, folder: Path
 ) -> None:
     first = shapes.write_split(shape, folder, n_files)
     files = sorted(folder.glob(f"{shape}-*.gguf"))
@@ -239,9 +240,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("answer", "said"), REFUSED.values(), ids=REFUSED)
+@cases(REFUSED)
 def test_an_answer_that_is_no_model(
-    server: FileServer, tiny: Path, capsys: pytest.CaptureFixture[str], answer: Callable[[Request], bool], said: str
+    answer: Callable[[Request], bool], said: str, server: FileServer, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.answer, before = answer, kept()
     url = f"{server.url}/{tiny.name}"
@@ -377,8 +378,8 @@ def test_a_kept_header_is_left_where_it_has_changed(server: FileServer, folder: 
     assert planned(url) == planned(str(path)) != small
 
 
-@pytest.mark.parametrize("tags", ["last changed", "none"])
-def test_a_server_without_etags(folder: Path, worker: Worker, tags: str) -> None:
+@cases("last changed", "none")
+def test_a_server_without_etags(tags: str, folder: Path, worker: Worker) -> None:
     remote_files.forget()
     path = shapes.write("qwen3-30b-a3b", folder)
     with serving(folder, has_etags=False) as server:
@@ -393,15 +394,12 @@ def test_a_server_without_etags(folder: Path, worker: Worker, tags: str) -> None
         assert kept() == before
 
 
-SERVERS: dict[str, dict[str, Any]] = {
-    "a connection for each request": {"version": "HTTP/1.0"},
-    "an IPv6 address": {"host": "::1"},
-    "weak ETags": {"etag": lambda path: f'W/"{path.stat().st_size}"'},
-}
-
-
-@pytest.mark.parametrize("settings", SERVERS.values(), ids=SERVERS)
-def test_other_servers(tiny: Path, folder: Path, worker: Worker, settings: dict[str, Any]) -> None:
+@named_cases(
+    ("a connection for each request", {"version": "HTTP/1.0"}),
+    ("an IPv6 address", {"host": "::1"}),
+    ("weak ETags", {"etag": lambda path: f'W/"{path.stat().st_size}"'}),
+)
+def test_other_servers(settings: dict[str, Any], tiny: Path, folder: Path, worker: Worker) -> None:
     rows = fitter.measure(tiny, gpus="24GiB", worker=worker).rows
     with serving(folder, **settings) as server:
         url = f"{server.url}/{tiny.name}"
@@ -413,17 +411,14 @@ def test_other_servers(tiny: Path, folder: Path, worker: Worker, settings: dict[
             assert fitter.fit(url, gpus="24GiB", worker=worker).model.path == url
 
 
-NAMES = {
-    "a space, percent-encoded": ("a b.gguf", "a%20b.gguf"),
-    "a question mark": ("what?.gguf", "what%3F.gguf"),
-    "letters of another script": ("模型.gguf", "模型.gguf"),
-    "a query": ("plain.gguf", "plain.gguf?download=true"),
-}
-
-
-@pytest.mark.parametrize(("name", "written"), NAMES.values(), ids=NAMES)
+@named_cases(
+    ("a space, percent-encoded", "a b.gguf", "a%20b.gguf"),
+    ("a question mark", "what?.gguf", "what%3F.gguf"),
+    ("letters of another script", "模型.gguf", "模型.gguf"),
+    ("a query", "plain.gguf", "plain.gguf?download=true"),
+)
 def test_the_names_of_files(
-    server: FileServer, tiny: Path, folder: Path, worker: Worker, name: str, written: str
+    name: str, written: str, server: FileServer, tiny: Path, folder: Path, worker: Worker
 ) -> None:
     shutil.copy(tiny, folder / name)
     url = f"{server.url}/{written}"
@@ -448,9 +443,9 @@ def secrets_in(place: Path) -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("how", ["user", "query"])
+@cases("user", "query")
 def test_credentials_go_to_their_server_and_nowhere_else(
-    server: FileServer, tiny: Path, capsys: pytest.CaptureFixture[str], how: str
+    how: str, server: FileServer, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host = server.url.removeprefix("http://")
     url = f"http://me:{SECRET}@{host}/{tiny.name}" if how == "user" else f"{server.url}/{tiny.name}?sig={SECRET}"
@@ -604,10 +599,8 @@ def test_a_file_url_is_a_path(tiny: Path, worker: Worker) -> None:
     assert plan.model.path == str(tiny)
 
 
-@pytest.mark.parametrize(
-    ("package", "url"), [("fsspec", "memory://models/x.gguf"), ("huggingface_hub", "hf://org/repo/x.gguf")]
-)
-def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, package: str, url: str) -> None:
+@cases(("fsspec", "memory://models/x.gguf"), ("huggingface_hub", "hf://org/repo/x.gguf"))
+def test_a_package_that_is_not_installed(package: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(LibraryError) as caught:
         fitter.measure(url, gpus="24GiB")
@@ -773,19 +766,17 @@ def test_a_cache_that_cannot_be_written(
     assert found.rows == fitter.measure(tiny, gpus="24GiB").rows
 
 
-SPLIT: dict[str, tuple[int, int, str]] = {
-    "more than any model has": (
+@named_cases(
+    (
+        "more than any model has",
         99_999,
         0,
         "is one of 99999 files by its name, and of no more than 1000 any is asked for: check the address",
     ),
-    "more than it says": (1000, 1, "is one of 4 files by its header, but one of 1000 by its name; {}"),
-}
-
-
-@pytest.mark.parametrize(("count", "asked", "said"), SPLIT.values(), ids=SPLIT)
+    ("more than it says", 1000, 1, "is one of 4 files by its header, but one of 1000 by its name; {}"),
+)
 def test_the_first_file_says_how_many_there_are(
-    server: FileServer, folder: Path, count: int, asked: int, said: str
+    count: int, asked: int, said: str, server: FileServer, folder: Path
 ) -> None:
     first = shapes.write_split("qwen3-32b", folder, 4, vocab=False)
 

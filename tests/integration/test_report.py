@@ -24,6 +24,7 @@ from fitter.parameters.targets import FORMATS
 from fitter.planning.plan.plan import Plan
 from fitter.text import printable
 from tests.integration.test_hostile_text import ATTACKS
+from tests.support.cases import cases
 from tests.support.command import run_fitter
 from tests.support.pages import MARKUP, PHONE, WIDE, heard, opened, pasted, serving, words_of
 from tools import shapes
@@ -151,7 +152,7 @@ def test_contexts_beside_one_that_is_set_have_requests_of_their_own(tmp_path: Pa
     assert points[2].full_context_tokens_per_second == alone.full_context.generation_tokens_per_second
 
 
-@pytest.mark.parametrize("name", ["MoE, eight devices", "dense, one device"])
+@cases("MoE, eight devices", "dense, one device")
 def test_arguments_are_copied(name: str, site: Any, browser: Browser) -> None:
     report = site[0][name]
     allowed = {"permissions": ["clipboard-read", "clipboard-write"]}

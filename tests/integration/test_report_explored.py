@@ -12,6 +12,7 @@ import pytest
 from fitter.api.explore.explore_grid import Exploration, explore
 from fitter.cli import main
 from fitter.output.pages.exploration_page import exploration_page
+from tests.support.cases import cases
 from tests.support.pages import MARKUP, PHONE, WIDE, heard, opened, serving, words_of
 from tools.shapes import write
 
@@ -102,7 +103,7 @@ def test_it_sorts_with_the_keyboard(explored: Exploration, site: Any, browser: B
         assert page.locator("[aria-sort]").count() == 1
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (PHONE, "dark")])
+@cases((WIDE, "light"), (PHONE, "dark"))
 def test_everyone_can_use_it(width: int, scheme: str, site: Any, browser: Browser) -> None:
     from axe_playwright_python.sync_playwright import Axe
 

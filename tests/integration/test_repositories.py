@@ -19,6 +19,7 @@ import fitter
 from fitter.cli import main
 from fitter.errors import ModelError, UsageError
 from fitter.model.files import remote_files, stored_headers
+from tests.support.cases import cases, named_cases
 from tests.support.hub import Hub, hub_of
 from tests.support.ranges import Request, in_clean_environment
 from tools import shapes
@@ -161,9 +162,9 @@ def test_json(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     assert "mmproj-F16.gguf" in document["run"] and document["hf"] is None
 
 
-@pytest.mark.parametrize("words", [["--lora-scaled", "{}:0.5"], ["--lora", "{}", "--lora", "{}"]])
+@cases(["--lora-scaled", "{}:0.5"], ["--lora", "{}", "--lora", "{}"])
 def test_what_runs_with_an_adapter_downloads_it(
-    hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+    words: list[str], hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [each.format("hf://org/tiny/adapter.gguf") for each in words]
     assert main(["hf://org/tiny", "--gpu", "24GiB", "--type", "F16", "--json", *given, *SERVER]) == 0
@@ -270,15 +271,13 @@ def test_what_is_beside_a_model_is_said_by_its_address(
 
 # --- which one
 
-BEST: dict[str, tuple[list[str], str]] = {
-    "all of it on devices": (["--gpu", "12GiB", "--type", "Q4_K_M,BF16"], "m-UD-Q4_K_M.gguf"),
-    "fast enough": (["--gpu", "12GiB", "--tokens-per-second", "1"], "large.gguf"),
-    "nothing on devices fits": (["--gpu", "2GiB"], "large.gguf"),
-}
 
-
-@pytest.mark.parametrize(("words", "name"), BEST.values(), ids=BEST)
-def test_the_best_one(hub: Hub, capsys: pytest.CaptureFixture[str], words: list[str], name: str) -> None:
+@named_cases(
+    ("all of it on devices", ["--gpu", "12GiB", "--type", "Q4_K_M,BF16"], "m-UD-Q4_K_M.gguf"),
+    ("fast enough", ["--gpu", "12GiB", "--tokens-per-second", "1"], "large.gguf"),
+    ("nothing on devices fits", ["--gpu", "2GiB"], "large.gguf"),
+)
+def test_the_best_one(words: list[str], name: str, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hf://org/repo", *words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["best"] == name
 
@@ -369,9 +368,9 @@ REFUSED: dict[str, tuple[str, list[str], int, str]] = {
 }
 
 
-@pytest.mark.parametrize(("url", "words", "status", "said"), REFUSED.values(), ids=REFUSED)
+@cases(REFUSED)
 def test_what_is_no_repository_of_models(
-    hub: Hub, capsys: pytest.CaptureFixture[str], url: str, words: list[str], status: int, said: str
+    url: str, words: list[str], status: int, said: str, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([url, "--gpu", "12GiB", *words]) == status
     shown = capsys.readouterr()
@@ -427,9 +426,9 @@ ANSWERS: dict[str, tuple[int, bytes, dict[str, str], str]] = {
 }
 
 
-@pytest.mark.parametrize(("status", "body", "headers", "said"), ANSWERS.values(), ids=ANSWERS)
+@cases(ANSWERS)
 def test_an_answer_that_is_no_list(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, headers: dict[str, str], said: str
+    status: int, body: bytes, headers: dict[str, str], said: str, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fitter.model.files.ranges import Patience
 
@@ -477,21 +476,21 @@ def test_a_list_that_lies_about_the_bytes(hub: Hub, folder: Path) -> None:
 
 NO_URL = "HF_ENDPOINT is no URL: set it to one such as https://huggingface.co, or unset it"
 NO_TOKEN = "HF_TOKEN, or what 'hf auth login' has kept, is no token: set it again, or unset it"
-SETTINGS = {
-    "no URL": ("HF_ENDPOINT", "hub.example.com", NO_URL),
-    "no host": ("HF_ENDPOINT", "https://user:s3cr3t@[bad", NO_URL),
-    "nobody there": (
+
+
+@named_cases(
+    ("no URL", "HF_ENDPOINT", "hub.example.com", NO_URL),
+    ("no host", "HF_ENDPOINT", "https://user:s3cr3t@[bad", NO_URL),
+    (
+        "nobody there",
         "HF_ENDPOINT",
         "http://user:s3cr3t@127.0.0.1:9",
         "{}: 127.0.0.1 cannot be reached (Connection refused): check the address, and the network",
     ),
-    "no token": ("HF_TOKEN", "s3cr3t€", NO_TOKEN),
-}
-
-
-@pytest.mark.parametrize(("name", "value", "said"), SETTINGS.values(), ids=SETTINGS)
+    ("no token", "HF_TOKEN", "s3cr3t€", NO_TOKEN),
+)
 def test_settings_that_make_no_sense(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+    name: str, value: str, said: str, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fitter.model.files.ranges import Patience
 

@@ -12,6 +12,7 @@ import pytest
 import fitter
 from fitter.llama.client import Worker
 from fitter.planning.request.ask import Ask
+from tests.support.cases import named_cases
 from tools import shapes
 from tools.servers import RpcServer
 from tools.tiny import TINY_DENSE, write_tiny
@@ -33,25 +34,23 @@ def servers() -> Iterator[list[str]]:
 
 
 # model, rpc-servers, parameters, whether the real figure is another one than the dummy's
-LOADS: dict[str, tuple[str, int, dict[str, Any], bool]] = {
-    "on the host": ("dense", 0, {"n_ctx": 1024}, False),
-    "sequences, on the host": ("moe", 0, {"n_ctx": 4096, "n_seq_max": 4}, False),
-    "generation takes more than a prompt": (
+@named_cases(
+    ("on the host", "dense", 0, {"n_ctx": 1024}, False),
+    ("sequences, on the host", "moe", 0, {"n_ctx": 4096, "n_seq_max": 4}, False),
+    (
+        "generation takes more than a prompt",
         "dense",
         0,
         {"n_ctx": 16384, "n_ubatch": 4, "n_seq_max": 16, "flash_attn": "off"},
         True,
     ),
-    "on a device": ("dense", 1, {"n_ctx": 1024}, False),
-    "partly on a device": ("moe", 1, {"n_ctx": 2048, "n_gpu_layers": 2}, False),
-    "on two devices": ("moe", 2, {"n_ctx": 2048, "tensor_split": (1, 1)}, True),
-    "partly on two devices": ("dense", 2, {"n_ctx": 2048, "tensor_split": (1, 1), "n_gpu_layers": 3}, False),
-}
-
-
-@pytest.mark.parametrize(("name", "n_servers", "parameters", "differs"), LOADS.values(), ids=LOADS)
+    ("on a device", "dense", 1, {"n_ctx": 1024}, False),
+    ("partly on a device", "moe", 1, {"n_ctx": 2048, "n_gpu_layers": 2}, False),
+    ("on two devices", "moe", 2, {"n_ctx": 2048, "tensor_split": (1, 1)}, True),
+    ("partly on two devices", "dense", 2, {"n_ctx": 2048, "tensor_split": (1, 1), "n_gpu_layers": 3}, False),
+)
 def test_the_figure_of_a_real_load(
-    models: Mapping[str, Path], servers: list[str], name: str, n_servers: int, parameters: dict[str, Any], differs: bool
+    name: str, n_servers: int, parameters: dict[str, Any], differs: bool, models: Mapping[str, Path], servers: list[str]
 ) -> None:
     rpc = servers[:n_servers]
     dummy = fitter.measure(models[name], rpc=rpc, **parameters)

@@ -27,6 +27,7 @@ from fitter.llama.processes import rpc
 from fitter.llama.types import Params, VirtualDevice
 from fitter.machine import rpc_devices
 from fitter.machine.gpu import parse_gpus
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import SECONDS, is_running, until, with_more_time
 from tools import rpc_servers, shapes, upstream
@@ -88,12 +89,10 @@ def test_remote_devices_come_first_and_have_their_memory(two: tuple[str, ...]) -
     assert {device.total for device in found} == {host.total}
 
 
-@pytest.mark.parametrize(
-    ("gpus", "names"),
-    [(["rtx-4090", "rtx-3090"], ["RPC0", "RPC1", "CUDA0", "CUDA1"]), (["none"], ["RPC0", "RPC1"])],
-    ids=["two cards", "no card"],
+@named_cases(
+    ("two cards", ["rtx-4090", "rtx-3090"], ["RPC0", "RPC1", "CUDA0", "CUDA1"]), ("no card", ["none"], ["RPC0", "RPC1"])
 )
-def test_beside_described_cards(two: tuple[str, ...], gpus: list[str], names: list[str]) -> None:
+def test_beside_described_cards(gpus: list[str], names: list[str], two: tuple[str, ...]) -> None:
     found, _ = api.devices(gpus, rpc=",".join(two))
     assert [device.name for device in found] == names
     assert [device.virtual for device in found] == [not name.startswith("RPC") for name in names]
@@ -117,18 +116,15 @@ def test_the_command_lists_them(two: tuple[str, ...]) -> None:
 # --- bytes
 
 
-CONFIGURATIONS = {
-    "all layers": ["-c", "2048"],
-    "some layers": ["-c", "2048", "-ngl", "3"],
-    "split": ["-c", "2048", "-ts", "3,1", "-ub", "128"],
-    "one of the two": ["-c", "1024", "-dev", "RPC1", "-ctk", "q8_0", "-ctv", "q8_0", "-fa", "on"],
-    "experts on the host": ["-c", "512", "-ot", "exps=CPU"],
-    "experts elsewhere": ["-c", "512", "-dev", "RPC0", "-ot", "blk[.]1[.].*exps=RPC0[{0}]"],
-}
-
-
-@pytest.mark.parametrize("words", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
-def test_bytes_are_upstreams(two: tuple[str, ...], moe: Path, words: list[str]) -> None:
+@named_cases(
+    ("all layers", ["-c", "2048"]),
+    ("some layers", ["-c", "2048", "-ngl", "3"]),
+    ("split", ["-c", "2048", "-ts", "3,1", "-ub", "128"]),
+    ("one of the two", ["-c", "1024", "-dev", "RPC1", "-ctk", "q8_0", "-ctv", "q8_0", "-fa", "on"]),
+    ("experts on the host", ["-c", "512", "-ot", "exps=CPU"]),
+    ("experts elsewhere", ["-c", "512", "-dev", "RPC0", "-ot", "blk[.]1[.].*exps=RPC0[{0}]"]),
+)
+def test_bytes_are_upstreams(words: list[str], two: tuple[str, ...], moe: Path) -> None:
     words = [word.replace("{0}", two[0]) for word in words]
     given = dict(zip(words[::2], words[1::2], strict=True))
     measured = api.measure(
@@ -195,17 +191,14 @@ def test_margins_limit_them(two: tuple[str, ...], moe: Path) -> None:
     assert plan.host.model > 0
 
 
-WORTH = {
-    "slower than the host": ({"rpc_bandwidth": SLOW, "host_bandwidth": "50GB/s"}, ()),
-    "faster than the host": ({"rpc_bandwidth": f"{FAST},{SLOW}", "host_bandwidth": "1GB/s"}, ("RPC0",)),
-    "one of two": ({"rpc_bandwidth": f"{SLOW},{FAST}", "host_bandwidth": "1GB/s"}, ("RPC1",)),
-    "slow, but the user's word": ({"rpc_bandwidth": SLOW, "devices": ["RPC0"]}, ("RPC0",)),
-}
-
-
-@pytest.mark.parametrize(("given", "used"), WORTH.values(), ids=WORTH)
+@named_cases(
+    ("slower than the host", {"rpc_bandwidth": SLOW, "host_bandwidth": "50GB/s"}, ()),
+    ("faster than the host", {"rpc_bandwidth": f"{FAST},{SLOW}", "host_bandwidth": "1GB/s"}, ("RPC0",)),
+    ("one of two", {"rpc_bandwidth": f"{SLOW},{FAST}", "host_bandwidth": "1GB/s"}, ("RPC1",)),
+    ("slow, but the user's word", {"rpc_bandwidth": SLOW, "devices": ["RPC0"]}, ("RPC0",)),
+)
 def test_a_remote_device_is_used_where_it_is_worth_it(
-    two: tuple[str, ...], dense: Path, given: dict[str, object], used: tuple[str, ...]
+    given: dict[str, object], used: tuple[str, ...], two: tuple[str, ...], dense: Path
 ) -> None:
     plan = fitter.fit(dense, rpc=two, objective="generation", n_ctx=1024, **given)  # type: ignore[arg-type]
     assert plan.breakdown.devices == used
@@ -214,18 +207,14 @@ def test_a_remote_device_is_used_where_it_is_worth_it(
     assert ("whether remote devices are worth their network: without RPC0 and RPC1" in plan.explain()) == (not used)
 
 
-@pytest.mark.parametrize(
-    ("bandwidth", "host_memory", "n_ctx", "used"),
-    [
-        (SLOW, "64GiB", None, ("CUDA0",)),
-        # what is free on the server is this machine's memory
-        (FAST, "64GiB", 8192, ("RPC0",)),
-        (SLOW, "3GiB", None, ("RPC0", "CUDA0")),
-    ],
-    ids=["slower than the host", "faster than the host", "the host is full"],
+@named_cases(
+    ("slower than the host", SLOW, "64GiB", None, ("CUDA0",)),
+    # what is free on the server is this machine's memory
+    ("faster than the host", FAST, "64GiB", 8192, ("RPC0",)),
+    ("the host is full", SLOW, "3GiB", None, ("RPC0", "CUDA0")),
 )
 def test_beside_a_card_that_is_too_small(
-    two: tuple[str, ...], tmp_path: Path, bandwidth: str, host_memory: str, n_ctx: int | None, used: tuple[str, ...]
+    bandwidth: str, host_memory: str, n_ctx: int | None, used: tuple[str, ...], two: tuple[str, ...], tmp_path: Path
 ) -> None:
     """A server that is slower than the host is not used for a longer context either."""
     model = shapes.write("llama-3.1-8b", tmp_path, vocab=False)
@@ -311,19 +300,16 @@ def _greets_and_waits(connection: socket.socket) -> None:
     connection.recv(1 << 16)
 
 
-IMPOSTORS: dict[str, tuple[rpc_servers.Behaviour, str]] = {
-    "says nothing": (_silent, "accepts connections but does not answer"),
-    "a byte now and then": (_drip, "accepts connections but does not answer"),
-    "closes": (lambda connection: connection.close(), "it is not an rpc-server, or one of another version"),
-    "another program": (_http, "does not answer as an rpc-server"),
-    "a newer protocol": (_greets(rpc.PROTOCOL[0], rpc.PROTOCOL[1] + 1, 0), "has version 7.1.0 of the protocol"),
-    "no device": (_greets(*rpc.PROTOCOL, 0, devices=0), "has no device"),
-    "greets and waits": (_greets_and_waits, "accepts connections but does not answer"),
-}
-
-
-@pytest.mark.parametrize(("behave", "message"), IMPOSTORS.values(), ids=IMPOSTORS)
-def test_no_server_of_ours(two: tuple[str, ...], dense: Path, behave: rpc_servers.Behaviour, message: str) -> None:
+@named_cases(
+    ("says nothing", _silent, "accepts connections but does not answer"),
+    ("a byte now and then", _drip, "accepts connections but does not answer"),
+    ("closes", lambda connection: connection.close(), "it is not an rpc-server, or one of another version"),
+    ("another program", _http, "does not answer as an rpc-server"),
+    ("a newer protocol", _greets(rpc.PROTOCOL[0], rpc.PROTOCOL[1] + 1, 0), "has version 7.1.0 of the protocol"),
+    ("no device", _greets(*rpc.PROTOCOL, 0, devices=0), "has no device"),
+    ("greets and waits", _greets_and_waits, "accepts connections but does not answer"),
+)
+def test_no_server_of_ours(behave: rpc_servers.Behaviour, message: str, two: tuple[str, ...], dense: Path) -> None:
     def attempt(seconds: float) -> None:
         with rpc_servers.impostor(behave) as endpoint, pytest.raises(RemoteError) as raised:
             fitter.fit(dense, rpc=[two[0], endpoint], timeout=seconds)
@@ -334,22 +320,19 @@ def test_no_server_of_ours(two: tuple[str, ...], dense: Path, behave: rpc_server
     with_more_time(attempt, 1.5, 6, 25)
 
 
-CHANGES: dict[str, tuple[int, rpc_servers.Change]] = {
-    "a length of 2^63": (3, lambda answer: struct.pack("<Q", 2**63) + answer[8:]),
-    "no length": (3, lambda answer: bytes(8)),
-    "a byte more": (4, lambda answer: struct.pack("<Q", len(answer) - 7) + answer[8:] + b"x"),
-    "zeros": (3, lambda answer: answer[:8] + bytes(len(answer) - 8)),
-    "ones": (5, lambda answer: answer[:8] + b"\xff" * (len(answer) - 8)),
-    "half an answer": (3, lambda answer: answer[: len(answer) // 2]),
-    "nothing": (4, lambda answer: b""),
-    "the end": (5, lambda answer: None),
-    "an answer twice": (6, lambda answer: answer * 2),
-    "another protocol": (3, lambda answer: b"HTTP/1.1 200 OK\r\n\r\n"),
-}
-
-
-@pytest.mark.parametrize(("number", "change"), CHANGES.values(), ids=CHANGES)
-def test_a_server_that_lies_is_one_line_or_a_plan(dense: Path, number: int, change: rpc_servers.Change) -> None:
+@named_cases(
+    ("a length of 2^63", 3, lambda answer: struct.pack("<Q", 2**63) + answer[8:]),
+    ("no length", 3, lambda answer: bytes(8)),
+    ("a byte more", 4, lambda answer: struct.pack("<Q", len(answer) - 7) + answer[8:] + b"x"),
+    ("zeros", 3, lambda answer: answer[:8] + bytes(len(answer) - 8)),
+    ("ones", 5, lambda answer: answer[:8] + b"\xff" * (len(answer) - 8)),
+    ("half an answer", 3, lambda answer: answer[: len(answer) // 2]),
+    ("nothing", 4, lambda answer: b""),
+    ("the end", 5, lambda answer: None),
+    ("an answer twice", 6, lambda answer: answer * 2),
+    ("another protocol", 3, lambda answer: b"HTTP/1.1 200 OK\r\n\r\n"),
+)
+def test_a_server_that_lies_is_one_line_or_a_plan(number: int, change: rpc_servers.Change, dense: Path) -> None:
     """It has a server of its own: who leaves in the middle of an answer ends it by SIGPIPE."""
     with rpc_servers.servers(1) as (real,), rpc_servers.changing(real, number, change) as endpoint:
         done = run_fitter(dense, "--rpc", endpoint, "--timeout", 3)
@@ -410,8 +393,8 @@ def test_the_same_server_by_another_name(two: tuple[str, ...], dense: Path) -> N
 # --- servers that go
 
 
-@pytest.mark.parametrize(("connections", "mute"), [(1, False), (8, False), (3, True)])
-def test_a_server_that_goes(two: tuple[str, ...], dense: Path, connections: int, mute: bool) -> None:
+@cases((1, False), (8, False), (3, True))
+def test_a_server_that_goes(connections: int, mute: bool, two: tuple[str, ...], dense: Path) -> None:
     """The server goes after a number of connections: the error names it, and the next fit works."""
 
     def attempt(seconds: float) -> None:
@@ -509,19 +492,16 @@ def assert_nothing_is_left() -> None:
 # --- words
 
 
-WORDS = {
-    "no port": ("host", "is not of the form host:port"),
-    "no host": (":50052", "is not of the form host:port"),
-    "a large port": ("host:65536", "'65536' is not a port"),
-    "IPv6 in brackets": ("[::1]:50052", "does not support IPv6"),
-    "a scheme": ("http://host:50052", "does not support IPv6"),
-    "twice": ("host:1,host:1", "the RPC server host:1 is given twice"),
-    "a space": ("my host:1", "is not of the form host:port"),
-}
-
-
-@pytest.mark.parametrize(("text", "message"), WORDS.values(), ids=WORDS)
-def test_words_that_are_no_server(dense: Path, text: str, message: str) -> None:
+@named_cases(
+    ("no port", "host", "is not of the form host:port"),
+    ("no host", ":50052", "is not of the form host:port"),
+    ("a large port", "host:65536", "'65536' is not a port"),
+    ("IPv6 in brackets", "[::1]:50052", "does not support IPv6"),
+    ("a scheme", "http://host:50052", "does not support IPv6"),
+    ("twice", "host:1,host:1", "the RPC server host:1 is given twice"),
+    ("a space", "my host:1", "is not of the form host:port"),
+)
+def test_words_that_are_no_server(text: str, message: str, dense: Path) -> None:
     with pytest.raises(UsageError) as caught:
         fitter.fit(dense, rpc=text)
     assert message in str(caught.value)

@@ -12,6 +12,7 @@ from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, Skeleton
 from fitter.planning.speed.cost import Workload
+from tests.support.cases import cases, named_cases
 from tools.search import depths
 from tools.search.check import check
 from tools.search.machines import MIB, Card, Machine, better, draw, draw_mixed
@@ -116,15 +117,15 @@ def machine(shape: str, *cards: tuple[str, int | None], **options: int) -> Machi
 THREE = [("rtx-3090", None)] * 3
 
 
-@pytest.mark.parametrize("free", [300, 1100])
-def test_one_nearly_full_card_does_not_ruin_the_plan(asking: Asking, free: int) -> None:
+@cases(300, 1100)
+def test_one_nearly_full_card_does_not_ruin_the_plan(free: int, asking: Asking) -> None:
     without = asking.fit(machine("glm45-air", ("rtx-3090", None), *THREE))
     plan = asking.fit(machine("glm45-air", ("rtx-3090", None), ("rtx-3090", free), *THREE))
     assert plan.n_gpu_layers == 48 and not worse(plan, without)
 
 
-@pytest.mark.parametrize("n_seq_max", [16, 256])
-def test_many_slots_and_a_small_card(asking: Asking, n_seq_max: int) -> None:
+@cases(16, 256)
+def test_many_slots_and_a_small_card(n_seq_max: int, asking: Asking) -> None:
     large = [("rtx-6000-ada", None)] * 2
     without = asking.fit(machine("qwen3-next-80b-a3b", *large, n_seq_max=n_seq_max))
     plan = asking.fit(machine("qwen3-next-80b-a3b", large[0], ("rtx-3060-12gb", 1024), large[1], n_seq_max=n_seq_max))
@@ -312,8 +313,8 @@ def test_a_card_without_room_costs_no_context(asking: Asking) -> None:
     assert (plan.n_ctx, plan.seconds) == (without.n_ctx, without.seconds)
 
 
-@pytest.mark.parametrize("gib", [7, 12])
-def test_caches_are_not_kept_apart_where_the_host_has_no_room_for_them(asking: Asking, gib: int) -> None:
+@cases(7, 12)
+def test_caches_are_not_kept_apart_where_the_host_has_no_room_for_them(gib: int, asking: Asking) -> None:
     cards = ("rtx-4070", None), ("rtx-5090", 27284)
     options = {"n_seq_max": 128, "type_k": "q8_0", "type_v": "q8_0", "margin": 0}
     plan = asking.fit(machine("llama-3.1-8b", *cards), **options, host_memory=gib * 1024 * MIB)
@@ -333,9 +334,9 @@ def test_caches_on_a_small_card_without_the_weights(asking: Asking) -> None:
     assert plan.n_gpu_layers == 62 and plan.distance is not None and plan.distance < 1.3
 
 
-@pytest.mark.parametrize("error", [LlamaCppError, LlamaCppCrashError])
+@cases((LlamaCppError,), (LlamaCppCrashError,))
 def test_where_llama_cpp_refuses_it_layers_stay_in_one_piece(
-    asking: Asking, error: type[LlamaCppError], tmp_path: Path
+    error: type[LlamaCppError], asking: Asking, tmp_path: Path
 ) -> None:
     class Refusing(Worker):
         refused = 0
@@ -353,19 +354,16 @@ def test_where_llama_cpp_refuses_it_layers_stay_in_one_piece(
     assert (asking.fit(machine("deepseek-v3.1", ("rtx-3080", None))).seconds or 0.0) < (plan.seconds or 0.0)
 
 
-@pytest.mark.parametrize(
-    ("after", "is_worse"),
-    [
-        pytest.param(Outcome(fits=True, n_ctx=4096, seconds=10.0, on_devices=1), False, id="the-same"),
-        pytest.param(Outcome(fits=True, n_ctx=4096, seconds=10.3, on_devices=1), True, id="slower"),
-        pytest.param(Outcome(fits=True, n_ctx=4096, seconds=10.1, on_devices=1), False, id="within-the-estimate"),
-        pytest.param(Outcome(fits=True, n_ctx=3840, seconds=10.0, on_devices=1), True, id="less-context"),
-        pytest.param(Outcome(fits=True, n_ctx=4080, seconds=10.0, on_devices=1), False, id="about-the-same-context"),
-        pytest.param(Outcome(fits=True, n_ctx=3840, seconds=9.9, on_devices=1), False, id="less-context-less-time"),
-        pytest.param(Outcome(fits=True, n_ctx=8192, seconds=20.0, on_devices=1), False, id="more-context"),
-        pytest.param(Outcome(fits=False), True, id="does-not-fit"),
-        pytest.param(Outcome(error="UsageError: no"), True, id="an-error"),
-    ],
+@named_cases(
+    ("the-same", Outcome(fits=True, n_ctx=4096, seconds=10.0, on_devices=1), False),
+    ("slower", Outcome(fits=True, n_ctx=4096, seconds=10.3, on_devices=1), True),
+    ("within-the-estimate", Outcome(fits=True, n_ctx=4096, seconds=10.1, on_devices=1), False),
+    ("less-context", Outcome(fits=True, n_ctx=3840, seconds=10.0, on_devices=1), True),
+    ("about-the-same-context", Outcome(fits=True, n_ctx=4080, seconds=10.0, on_devices=1), False),
+    ("less-context-less-time", Outcome(fits=True, n_ctx=3840, seconds=9.9, on_devices=1), False),
+    ("more-context", Outcome(fits=True, n_ctx=8192, seconds=20.0, on_devices=1), False),
+    ("does-not-fit", Outcome(fits=False), True),
+    ("an-error", Outcome(error="UsageError: no"), True),
 )
 def test_what_is_worse(after: Outcome, is_worse: bool) -> None:
     assert bool(worse(after, Outcome(fits=True, n_ctx=4096, seconds=10.0, on_devices=1))) is is_worse

@@ -12,6 +12,7 @@ from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params
 from fitter.programs.state import SequenceState, state_of
+from tests.support.cases import named_cases
 from tests.support.llama_builds import every, where
 from tools.architectures.states import CONFIGURATIONS, COUNTS, compare
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
@@ -57,16 +58,13 @@ def state(worker: Worker, path: Path, params: Params) -> SequenceState:
     return state_of(worker.caches(path, params), swa_full=params.swa_full)
 
 
-@pytest.mark.parametrize(
-    ("kind", "params", "needed"),
-    [
-        pytest.param("dense", Params(n_ctx=512), False, id="dense"),
-        pytest.param("MoE", Params(n_ctx=512), False, id="MoE"),
-        pytest.param("SWA", Params(n_ctx=512), True, id="SWA"),
-        pytest.param("SWA", Params(n_ctx=512, swa_full=True), False, id="SWA in full"),
-        pytest.param("recurrent hybrid", Params(n_ctx=512), True, id="recurrent hybrid"),
-        pytest.param("recurrent hybrid", Params(n_ctx=512, swa_full=True), True, id="recurrent hybrid, SWA in full"),
-    ],
+@named_cases(
+    ("dense", "dense", Params(n_ctx=512), False),
+    ("MoE", "MoE", Params(n_ctx=512), False),
+    ("SWA", "SWA", Params(n_ctx=512), True),
+    ("SWA in full", "SWA", Params(n_ctx=512, swa_full=True), False),
+    ("recurrent hybrid", "recurrent hybrid", Params(n_ctx=512), True),
+    ("recurrent hybrid, SWA in full", "recurrent hybrid", Params(n_ctx=512, swa_full=True), True),
 )
 def test_checkpoints_are_needed_where_tokens_cannot_be_taken_back(
     kind: str, params: Params, needed: bool, models: dict[str, Path], worker: Worker

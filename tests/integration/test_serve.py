@@ -35,6 +35,7 @@ from fitter.web.guard import HEADERS
 from fitter.web.questions import ASKED
 from fitter.web.wording import worded
 from tests.support import patience, ranges
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.hub import hub_of
 from tests.support.pages import heard, pasted, reads, words_of
@@ -202,7 +203,7 @@ def test_pick_change_compare_share_and_open_again(site: Site, browser: Browser) 
         assert page.locator("#compare").get_attribute("aria-pressed") == "true"
 
 
-@pytest.mark.parametrize("cards", ["1GiB", "1MiB"])
+@cases("1GiB", "1MiB")
 def test_the_command_is_pasted_and_run(cards: str, site: Site, tmp_path: Path, browser: Browser) -> None:
     expected = site.plan(model="deep/moe.gguf", gpus=[cards], n_ctx=2048)[1]["arguments"]
     # nobody gave a permission
@@ -485,7 +486,7 @@ def test_a_name_with_markup_is_text(site: Site, browser: Browser) -> None:
         assert page.locator(".failed img").count() == 0
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", WIDE), ("dark", PHONE)])
+@cases(("light", WIDE), ("dark", PHONE))
 def test_everyone_can_use_it(scheme: str, width: int, site: Site, browser: Browser) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
@@ -543,20 +544,17 @@ def test_the_api_answers_as_fit_does(site: Site) -> None:
     assert (status, document) == (200, expected)
 
 
-TYPES: dict[str, tuple[str, Sequence[Any], Sequence[Any]]] = {
-    "a number of tokens": ("n_ctx", [4096, "4k", None], [-1, 1.5, [4096]]),
-    "a number of a range": ("n_seq_max", [1, 256], [0, 257]),
-    "yes or no": ("kv_unified", [True, False], ["true", 2]),
-    "a word": ("type_k", ["q8_0"], ["q9_9", 8, True]),
-    "a size": ("host_memory", ["64GiB", 1 << 36], [True, 1.5, ["64GiB"]]),
-    "a size for each card": ("margin", ["1GiB", 1 << 30, ["1GiB"], "auto"], [True, [True]]),
-    "a speed": ("host_bandwidth", ["60GB/s", 6e10], [True, ["60GB/s"]]),
-    "work": ("workload", ["chat", "prompt=100,users=2"], [7, ["chat"]]),
-    "words": ("allow", [["kv-q8_0"], []], [1, [1]]),
-}
-
-
-@pytest.mark.parametrize(("name", "right", "wrong"), TYPES.values(), ids=TYPES.keys())
+@named_cases(
+    ("a number of tokens", "n_ctx", [4096, "4k", None], [-1, 1.5, [4096]]),
+    ("a number of a range", "n_seq_max", [1, 256], [0, 257]),
+    ("yes or no", "kv_unified", [True, False], ["true", 2]),
+    ("a word", "type_k", ["q8_0"], ["q9_9", 8, True]),
+    ("a size", "host_memory", ["64GiB", 1 << 36], [True, 1.5, ["64GiB"]]),
+    ("a size for each card", "margin", ["1GiB", 1 << 30, ["1GiB"], "auto"], [True, [True]]),
+    ("a speed", "host_bandwidth", ["60GB/s", 6e10], [True, ["60GB/s"]]),
+    ("work", "workload", ["chat", "prompt=100,users=2"], [7, ["chat"]]),
+    ("words", "allow", [["kv-q8_0"], []], [1, [1]]),
+)
 def test_the_document_says_what_is_taken(name: str, right: Sequence[Any], wrong: Sequence[Any], site: Site) -> None:
     valid = jsonschema.Draft202012Validator(site.question()).is_valid
     for values, expected in ((right, True), (wrong, False)):
@@ -587,40 +585,37 @@ def test_a_name_that_is_no_utf_8_is_planned(site: Site) -> None:
         assert site.plan(model=other, gpus=CARD)[0] == 422
 
 
-WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
-    "no such model": ({"model": "none.gguf"}, 422, "there is no model 'none.gguf' here: take one of the list"),
-    "a broken model": ({"model": "broken.gguf"}, 422, "broken.gguf: "),
-    "above the root": ({"model": "../outside.gguf"}, 422, "there is no model '../outside.gguf' here"),
-    "encoded": ({"model": "%2e%2e/outside.gguf"}, 422, "there is no model '%2e%2e/outside.gguf' here"),
-    "absolute": ({"model": "/etc/passwd"}, 422, "there is no model '…/passwd' here"),
-    "a link": ({"model": "link.gguf"}, 422, "there is no model 'link.gguf' here"),
-    "a lone surrogate": ({"model": "dense\udcff.gguf"}, 400, "model: Input should be a valid string"),
-    "NUL": ({"model": "dense.gguf\0"}, 422, "there is no model 'dense.gguf\\x00' here"),
-    "a file's URL": ({"model": "file:///etc/passwd"}, 400, "file:///etc/passwd: no file:// address is asked for"),
-    "a bucket": ({"model": "s3://a/b.gguf"}, 400, "s3://a/b.gguf: no s3:// address is asked for"),
-    "no shape": ({"model": "shape://none"}, 400, "there is no shape 'none'"),
-    "no card": ({"gpus": []}, 400, "gpus: List should have at least 1 item"),
-    "an unknown card": ({"gpus": ["rtx-9999"]}, 400, "--gpu 'rtx-9999': unknown GPU"),
-    "too many cards": ({"gpus": ["17x rtx-4090"]}, 400, "llama.cpp has room for 16 devices at most"),
-    "no context": ({"n_ctx": -1}, 400, "n_ctx"),
-    "an object": ({"n_ctx": {}}, 400, "n_ctx: no value of this kind is taken: see /api for what may be asked"),
-    "half a token": ({"n_ctx": 1.5}, 400, "n_ctx"),
-    "no number": ({"host_bandwidth": float("nan")}, 400, "is not a bandwidth: write a number and a unit"),
-    "an endless number": ({"n_ctx": 10**300}, 400, "n_ctx"),
-    "a log to read": ({"workload": "/etc/passwd"}, 400, "workload is neither numbers such as prompt=12000"),
-    "no work": ({"workload": "prompt=0"}, 400, "prompt of --workload is 0: give 1 or more"),
-    "no KV type": ({"type_k": "q9_9"}, 400, "type_k"),
-    "another program": ({"program": "/bin/sh"}, 400, "program"),
-    "a library to load": ({"profile": "library:/tmp"}, 400, "profile: Extra inputs are not permitted"),
-    "a llama.cpp to load": ({"llama_cpp": "/tmp"}, 400, "llama_cpp: Extra inputs are not permitted"),
-    "64 KB of unknown keys": ({f"{key:x}": 1 for key in range(6000)}, 400, "0: Extra inputs are not permitted"),
-    "a file beside it": ({"mmproj": "/etc/passwd"}, 400, "mmproj: Extra inputs are not permitted"),
-    "a server to ask": ({"rpc": "10.0.0.1:50052"}, 400, "rpc: Extra inputs are not permitted"),
-    "a long name": ({"model": "x" * 301}, 400, "model: String should have at most 300 characters"),
-}
-
-
-@pytest.mark.parametrize(("change", "status", "message"), WRONG.values(), ids=WRONG.keys())
+@named_cases(
+    ("no such model", {"model": "none.gguf"}, 422, "there is no model 'none.gguf' here: take one of the list"),
+    ("a broken model", {"model": "broken.gguf"}, 422, "broken.gguf: "),
+    ("above the root", {"model": "../outside.gguf"}, 422, "there is no model '../outside.gguf' here"),
+    ("encoded", {"model": "%2e%2e/outside.gguf"}, 422, "there is no model '%2e%2e/outside.gguf' here"),
+    ("absolute", {"model": "/etc/passwd"}, 422, "there is no model '…/passwd' here"),
+    ("a link", {"model": "link.gguf"}, 422, "there is no model 'link.gguf' here"),
+    ("a lone surrogate", {"model": "dense\udcff.gguf"}, 400, "model: Input should be a valid string"),
+    ("NUL", {"model": "dense.gguf\0"}, 422, "there is no model 'dense.gguf\\x00' here"),
+    ("a file's URL", {"model": "file:///etc/passwd"}, 400, "file:///etc/passwd: no file:// address is asked for"),
+    ("a bucket", {"model": "s3://a/b.gguf"}, 400, "s3://a/b.gguf: no s3:// address is asked for"),
+    ("no shape", {"model": "shape://none"}, 400, "there is no shape 'none'"),
+    ("no card", {"gpus": []}, 400, "gpus: List should have at least 1 item"),
+    ("an unknown card", {"gpus": ["rtx-9999"]}, 400, "--gpu 'rtx-9999': unknown GPU"),
+    ("too many cards", {"gpus": ["17x rtx-4090"]}, 400, "llama.cpp has room for 16 devices at most"),
+    ("no context", {"n_ctx": -1}, 400, "n_ctx"),
+    ("an object", {"n_ctx": {}}, 400, "n_ctx: no value of this kind is taken: see /api for what may be asked"),
+    ("half a token", {"n_ctx": 1.5}, 400, "n_ctx"),
+    ("no number", {"host_bandwidth": float("nan")}, 400, "is not a bandwidth: write a number and a unit"),
+    ("an endless number", {"n_ctx": 10**300}, 400, "n_ctx"),
+    ("a log to read", {"workload": "/etc/passwd"}, 400, "workload is neither numbers such as prompt=12000"),
+    ("no work", {"workload": "prompt=0"}, 400, "prompt of --workload is 0: give 1 or more"),
+    ("no KV type", {"type_k": "q9_9"}, 400, "type_k"),
+    ("another program", {"program": "/bin/sh"}, 400, "program"),
+    ("a library to load", {"profile": "library:/tmp"}, 400, "profile: Extra inputs are not permitted"),
+    ("a llama.cpp to load", {"llama_cpp": "/tmp"}, 400, "llama_cpp: Extra inputs are not permitted"),
+    ("64 KB of unknown keys", {f"{key:x}": 1 for key in range(6000)}, 400, "0: Extra inputs are not permitted"),
+    ("a file beside it", {"mmproj": "/etc/passwd"}, 400, "mmproj: Extra inputs are not permitted"),
+    ("a server to ask", {"rpc": "10.0.0.1:50052"}, 400, "rpc: Extra inputs are not permitted"),
+    ("a long name", {"model": "x" * 301}, 400, "model: String should have at most 300 characters"),
+)
 def test_what_cannot_be_is_one_line(change: dict[str, Any], status: int, message: str, site: Site) -> None:
     found, answer = site.plan(**{"model": "dense.gguf", "gpus": CARD, **change})
     assert str(status) in site.get("/api/v1/openapi.json")["paths"]["/api/v1/plan"]["post"]["responses"]
@@ -629,7 +624,7 @@ def test_what_cannot_be_is_one_line(change: dict[str, Any], status: int, message
     assert str(site.root.parent) not in answer["error"] and str(Path.home()) not in answer["error"]
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"a"', b"\xff", b"[" * 60000, b"1" * 6000])
+@cases(b"", b"{", b"[]", b'"a"', b"\xff", b"[" * 60000, b"1" * 6000)
 def test_what_is_no_question(body: bytes, site: Site) -> None:
     connection = site.served.connection()
     connection.request("POST", "/api/v1/plan", body, {"Content-Type": "application/json"})
@@ -733,7 +728,7 @@ def test_what_is_not_there_says_where_to_look(site: Site) -> None:
         )
 
 
-@pytest.mark.parametrize("path", ["/", "/api", "/app.js", "/style.css", "/api/v1/shapes", "/none", "/../etc/passwd"])
+@cases("/", "/api", "/app.js", "/style.css", "/api/v1/shapes", "/none", "/../etc/passwd")
 def test_every_answer_has_its_headers(path: str, site: Site) -> None:
     connection = site.served.connection()
     connection.request("GET", path)
@@ -768,8 +763,8 @@ def test_an_asker_who_goes_away_holds_nothing(site: Site) -> None:
     until(lambda: len(site.served.children()) <= 2 * 3, "what nobody waits for holds processes")
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
-def test_stopped_workers_do_not_hold_up_the_end(tmp_path: Path, signal_number: int) -> None:
+@cases(signal.SIGTERM, signal.SIGINT)
+def test_stopped_workers_do_not_hold_up_the_end(signal_number: int, tmp_path: Path) -> None:
     def attempt(seconds: float) -> None:
         question = {"model": "shape://llama-3.2-1b", "gpus": ["8GiB"]}
         with serving("--workers", "2", XDG_CACHE_HOME=str(tmp_path)) as served:

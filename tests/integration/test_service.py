@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import fitter
 from fitter.web.known_answers import KnownAnswers
 from fitter.web.pool import FRESH
+from tests.support.cases import cases, named_cases
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 from tools.web_server import Served, ask, serving
 
@@ -142,7 +143,7 @@ def test_processes_start_before_the_first_question(tmp_path: Path) -> None:
         assert served.stop() == (0, [])
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1.1, 1.3])
+@cases(0.0, 1.1, 1.3)
 def test_it_ends_while_they_start(seconds: float) -> None:
     with serving() as served:
         time.sleep(seconds)
@@ -158,18 +159,14 @@ def test_several_questions_at_once(service: Service) -> None:
     assert answers[1]["answer"] == {"error": "there is no model 'none.gguf' here: take one of the list"}
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"questions": []}, "questions: "),
-        ({"questions": [DENSE] * 65}, "questions: "),
-        ({}, "questions: "),
-        ({"questions": [DENSE, {**DENSE, "gpus": []}]}, "gpus of question 2: "),
-        ({"questions": [DENSE, DENSE, {**DENSE, "colour": "red"}]}, "colour of question 3: "),
-        ({"questions": [DENSE, {"gpus": CARD}]}, "model of question 2: "),
-        ({"questions": [7]}, "the body of question 1: "),
-    ],
-    ids=["none", "too many", "nothing", "no card", "unknown key", "no model", "no question"],
+@named_cases(
+    ("none", {"questions": []}, "questions: "),
+    ("too many", {"questions": [DENSE] * 65}, "questions: "),
+    ("nothing", {}, "questions: "),
+    ("no card", {"questions": [DENSE, {**DENSE, "gpus": []}]}, "gpus of question 2: "),
+    ("unknown key", {"questions": [DENSE, DENSE, {**DENSE, "colour": "red"}]}, "colour of question 3: "),
+    ("no model", {"questions": [DENSE, {"gpus": CARD}]}, "model of question 2: "),
+    ("no question", {"questions": [7]}, "the body of question 1: "),
 )
 def test_wrong_batches(body: Any, message: str, service: Service) -> None:
     status, said = ask(service.served.connection(), "/api/v1/plans", body)

@@ -39,6 +39,7 @@ from fitter.planning.speed.work import resized_layout
 from fitter.storage.folders import cache_folder
 from tests.integration.test_quantizations import Snapshot, read, snapshots
 from tests.support import ranges
+from tests.support.cases import cases, named_cases
 from tests.support.real_cards import DATA as REAL
 from tests.unit.test_shapes import WEIGHTS
 from tools import shapes
@@ -78,7 +79,7 @@ def written(header: Header, path: Path) -> Path:
 # --- every shape is what llama.cpp loads
 
 
-@pytest.mark.parametrize("name", ["llama-4-scout", "gemma-2-9b", "gemma-3-12b", "gpt-oss-20b"])
+@cases("llama-4-scout", "gemma-2-9b", "gemma-3-12b", "gpt-oss-20b")
 def test_caches_of_longer_contexts_are_those_that_llama_cpp_makes(name: str, worker: Worker, tmp_path: Path) -> None:
     header = made_of(name)
     if name == "gemma-2-9b":
@@ -420,8 +421,8 @@ def test_a_shape_that_cannot_be_kept_is_said_and_leaves_nothing(tmp_path: Path) 
     assert [path for path in (tmp_path / "full").rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("mount", [None, "size=4k", "ro"], ids=["a file", "a full disk", "a disk for reading"])
-def test_a_shape_is_planned_without_a_cache(tmp_path: Path, mount: str | None) -> None:
+@named_cases(("a file", None), ("a full disk", "size=4k"), ("a disk for reading", "ro"))
+def test_a_shape_is_planned_without_a_cache(mount: str | None, tmp_path: Path) -> None:
     place, within = tmp_path / "cache", ()
     if mount is None:
         place.touch()

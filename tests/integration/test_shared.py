@@ -18,6 +18,7 @@ from fitter.llama.types import Breakdown, Params
 from fitter.machine.gpu import parse_gpus
 from fitter.output.keywords import fit_kwargs
 from tests.drafting import upstream as drafting
+from tests.support.cases import cases, named_cases
 from tests.support.llama_builds import where
 from tools import shapes
 from tools.shapes import F32, Q4_K, Shape, Tensor
@@ -111,25 +112,22 @@ def server(directory: Path) -> Path:
     return drafting.build(directory)
 
 
-SERVED: dict[str, dict[str, Any]] = {
-    "its place chosen": {},
-    "four slots": {"n_seq_max": 4},
-    "four slots of one cache": {"n_seq_max": 4, "kv_unified": True},
-    "a cache of other types": {"type_k": "q8_0", "type_k_draft": "q8_0", "type_v_draft": "q4_0"},
-    "some of its layers": {"n_gpu_layers_draft": 9, "devices_draft": ["CUDA1"]},
-    "on two devices": {"devices_draft": ["CUDA1", "CUDA0"]},
-    "on two devices, split as the model": {"devices_draft": ["CUDA1", "CUDA0"], "tensor_split": (20, 10)},
-    "on the host": {"devices_draft": ["none"]},
-    "beside a model on one device": {"split_mode": "none", "main_gpu": 1},
-    "beside a model on the host": {"devices": ["none"], "devices_draft": ["CUDA0"]},
-    "small batches": {"n_batch": 256, "n_ubatch": 128, "flash_attn": "off", "op_offload": False},
-    "cache on the host": {"offload_kqv": False},
-}
-
-
-@pytest.mark.parametrize("given", SERVED.values(), ids=SERVED)
+@named_cases(
+    ("its place chosen", {}),
+    ("four slots", {"n_seq_max": 4}),
+    ("four slots of one cache", {"n_seq_max": 4, "kv_unified": True}),
+    ("a cache of other types", {"type_k": "q8_0", "type_k_draft": "q8_0", "type_v_draft": "q4_0"}),
+    ("some of its layers", {"n_gpu_layers_draft": 9, "devices_draft": ["CUDA1"]}),
+    ("on two devices", {"devices_draft": ["CUDA1", "CUDA0"]}),
+    ("on two devices, split as the model", {"devices_draft": ["CUDA1", "CUDA0"], "tensor_split": (20, 10)}),
+    ("on the host", {"devices_draft": ["none"]}),
+    ("beside a model on one device", {"split_mode": "none", "main_gpu": 1}),
+    ("beside a model on the host", {"devices": ["none"], "devices_draft": ["CUDA0"]}),
+    ("small batches", {"n_batch": 256, "n_ubatch": 128, "flash_attn": "off", "op_offload": False}),
+    ("cache on the host", {"offload_kqv": False}),
+)
 def test_llama_servers_own_code_takes_the_same_bytes_with_the_arguments(
-    server: Path, large: Path, given: dict[str, Any]
+    given: dict[str, Any], server: Path, large: Path
 ) -> None:
     cards = ["24GiB", "16GiB"]
     plan = fit(large, cards, n_ctx=8192, model_draft=large, **given)
@@ -267,10 +265,8 @@ def mtp_model(directory: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("slots", "n_max"), [(1, None), (4, 2)], ids=["as llama-server does", "four slots, two tokens"]
-)
-def test_prediction_layers_take_what_their_context_takes(mtp_model: Path, slots: int, n_max: int | None) -> None:
+@named_cases(("as llama-server does", 1, None), ("four slots, two tokens", 4, 2))
+def test_prediction_layers_take_what_their_context_takes(slots: int, n_max: int | None, mtp_model: Path) -> None:
     gpus = ["rtx-5090", "24GiB"]
     plan = fit(mtp_model, gpus, n_ctx=8192, mtp=True, n_seq_max=slots, draft_max=n_max, type_k_draft="q8_0")
     assert plan.fits and plan.params.load_mtp and plan.params.n_rs_seq == (n_max or 3)
@@ -330,8 +326,8 @@ def adapters(directory: Path, main_model: Path) -> tuple[Path, Path]:
     )
 
 
-@pytest.mark.parametrize("place", ["CUDA0", "CUDA1", "none"])
-def test_a_projector_adds_what_libmtmd_says(main_model: Path, projector: Path, place: str) -> None:
+@cases("CUDA0", "CUDA1", "none")
+def test_a_projector_adds_what_libmtmd_says(place: str, main_model: Path, projector: Path) -> None:
     pins: dict[str, Any] = {"n_ctx": 4096, "tensor_split": (2, 3)}
     without = fit(main_model, **pins)
     plan = fit(main_model, mmproj=projector, mmproj_device=place, **pins)
@@ -396,9 +392,9 @@ def test_everything_at_once_is_the_sum(
     ]
 
 
-@pytest.mark.parametrize("thing", ["draft", "projector"])
+@cases("draft", "projector")
 def test_a_plan_is_the_one_of_a_device_with_that_much_less(
-    large: Path, draft: Path, projector: Path, thing: str
+    thing: str, large: Path, draft: Path, projector: Path
 ) -> None:
     cards = ("4GiB", "1GiB")
     given: dict[str, dict[str, Any]] = {
@@ -451,8 +447,8 @@ def test_adapters_and_a_load(main_model: Path, adapters: tuple[Path, Path]) -> N
 # --- reserved memory
 
 
-@pytest.mark.parametrize(("cards", "n_ctx"), [(("rtx-4090", "rtx-3060-12gb"), 16384), (("8GiB", "6GiB"), None)])
-def test_reserved_memory_is_memory_that_is_not_there(large: Path, cards: tuple[str, ...], n_ctx: int | None) -> None:
+@cases((("rtx-4090", "rtx-3060-12gb"), 16384), (("8GiB", "6GiB"), None))
+def test_reserved_memory_is_memory_that_is_not_there(cards: tuple[str, ...], n_ctx: int | None, large: Path) -> None:
     size = 2 * 1024 * MIB
     first = parse_gpus(cards)
     less = (dataclasses.replace(first[0], free=first[0].free - size), *first[1:])

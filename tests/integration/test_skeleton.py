@@ -24,6 +24,7 @@ from fitter.llama.client import Worker
 from fitter.llama.header.read_header import Headers, header_of
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
 from fitter.model.files import source
+from tests.support.cases import cases, named_cases
 from tools.shapes import SHAPES, write, write_split
 
 CARDS = [VirtualDevice(f"CUDA{i}", "Card", "cuda", 890, 400 * 2**30, 400 * 2**30) for i in range(2)]
@@ -77,8 +78,8 @@ def test_it_takes_what_the_model_takes(
     assert worker.measure(skeleton_of(path), params) == worker.measure(path, params)
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
-def test_it_is_described_as_the_model(worker: Worker, directory: Path, make: Callable[[Path], Path]) -> None:
+@cases(MODELS)
+def test_it_is_described_as_the_model(make: Callable[[Path], Path], worker: Worker, directory: Path) -> None:
     path, params = make(directory), Params(n_ctx=1024)
     assert worker.layout(skeleton_of(path), params) == worker.layout(path, params)
     assert worker.model_info(skeleton_of(path), params) == worker.model_info(path, params)
@@ -162,8 +163,8 @@ def contents(path: str) -> dict[str, Any]:
     return {key: (field.types, field.contents()) for key, field in fields.items() if not key.startswith("GGUF.")}
 
 
-@pytest.mark.parametrize("read_first", [False, True], ids=["not read before", "read before"])
-def test_all_but_the_tokenizer_and_the_split_stays(headers: Headers, tmp_path: Path, read_first: bool) -> None:
+@named_cases(("not read before", False), ("read before", True))
+def test_all_but_the_tokenizer_and_the_split_stays(read_first: bool, headers: Headers, tmp_path: Path) -> None:
     files = (
         write_every_kind(tmp_path / "a-00001-of-00002.gguf", n_files=2),
         write_every_kind(tmp_path / "a-00002-of-00002.gguf", first=False, n_files=2),
@@ -364,22 +365,20 @@ def with_text_for_tokens(writer: gguf.GGUFWriter) -> None:
     writer.add_string("tokenizer.ggml.tokens", "a")
 
 
-HOPELESS: dict[str, tuple[Callable[[Path], tuple[str, ...]], str]] = {
-    "no file": (lambda d: (), "files"),
-    "a file that is not there": (lambda d: (str(d / "none"),), "No such file"),
-    "no tokenizer": (lambda d: (write_bare(d / "a", lambda w: w.add_vocab_size(4)),), "how many tokens"),
-    "tokens that are no list": (lambda d: (write_bare(d / "a", with_text_for_tokens),), "how many tokens"),
-    "a tensor in two files": (
+@named_cases(
+    ("no file", lambda d: (), "files"),
+    ("a file that is not there", lambda d: (str(d / "none"),), "No such file"),
+    ("no tokenizer", lambda d: (write_bare(d / "a", lambda w: w.add_vocab_size(4)),), "how many tokens"),
+    ("tokens that are no list", lambda d: (write_bare(d / "a", with_text_for_tokens),), "how many tokens"),
+    (
+        "a tensor in two files",
         lambda d: (write_bare(d / "a", with_tokens), write_bare(d / "b", lambda w: None)),
         "tensor 'one' is in two",
     ),
-    "not enough to load": (lambda d: (write_bare(d / "a", with_tokens),), "block_count|key not found"),
-}
-
-
-@pytest.mark.parametrize(("files", "message"), HOPELESS.values(), ids=HOPELESS.keys())
+    ("not enough to load", lambda d: (write_bare(d / "a", with_tokens),), "block_count|key not found"),
+)
 def test_no_skeleton_is_an_error_and_no_crash(
-    worker: Worker, tmp_path: Path, files: Callable[[Path], tuple[str, ...]], message: str
+    files: Callable[[Path], tuple[str, ...]], message: str, worker: Worker, tmp_path: Path
 ) -> None:
     worker.devices()
     pid = worker.pid
@@ -415,17 +414,6 @@ def with_kinds_of_tokens(n: int) -> Callable[[gguf.GGUFWriter], None]:
     return build
 
 
-WHOLE: dict[str, Callable[[Path], str]] = {
-    "every kind of value": lambda d: str(write_every_kind(d / "a.gguf")),
-    "a long tokenizer": lambda d: str(write("llama-3.1-8b", d)),
-    "4096 kinds": lambda d: write_bare(d / "a.gguf", with_kinds_of_tokens(4096)),
-    "4097 kinds": lambda d: write_bare(d / "a.gguf", with_kinds_of_tokens(4097)),
-    "a text for tokens": lambda d: write_bare(d / "a.gguf", with_text_for_tokens),
-    "no tokenizer": lambda d: str(write("llama-3.1-8b", d, vocab=False)),
-    "no tensors": lambda d: str(vocabulary_alone(d / "a.gguf")),
-}
-
-
 def vocabulary_alone(path: Path) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     with_tokens(writer)
@@ -435,9 +423,17 @@ def vocabulary_alone(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("build", WHOLE.values(), ids=WHOLE)
+@named_cases(
+    ("every kind of value", lambda d: str(write_every_kind(d / "a.gguf"))),
+    ("a long tokenizer", lambda d: str(write("llama-3.1-8b", d))),
+    ("4096 kinds", lambda d: write_bare(d / "a.gguf", with_kinds_of_tokens(4096))),
+    ("4097 kinds", lambda d: write_bare(d / "a.gguf", with_kinds_of_tokens(4097))),
+    ("a text for tokens", lambda d: write_bare(d / "a.gguf", with_text_for_tokens)),
+    ("no tokenizer", lambda d: str(write("llama-3.1-8b", d, vocab=False))),
+    ("no tensors", lambda d: str(vocabulary_alone(d / "a.gguf"))),
+)
 def test_a_header_whose_tokenizer_is_stepped_over_is_that_of_ggml(
-    headers: Headers, tmp_path: Path, build: Callable[[Path], str]
+    build: Callable[[Path], str], headers: Headers, tmp_path: Path
 ) -> None:
     path = build(tmp_path)
     expected = header_of(headers.library, headers.open(path))

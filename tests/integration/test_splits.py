@@ -15,6 +15,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from fitter.model.header import open_model
+from tests.support.cases import cases, named_cases
 from tools import rpc_servers, shapes
 from tools.splits import loads
 from tools.tiny import TINY_MOE, TinyModel, write_tiny
@@ -92,8 +93,8 @@ def _rows(breakdown: Breakdown) -> dict[str, tuple[int, int, int]]:
     return {row.buffer_type: (row.model, row.context, row.compute) for row in breakdown.real.rows if row.used}
 
 
-@pytest.mark.parametrize("n_servers", [2, 3])
-def test_servers_take_what_is_said(tiny_split_model: Path, n_servers: int) -> None:
+@cases(2, 3)
+def test_servers_take_what_is_said(n_servers: int, tiny_split_model: Path) -> None:
     with rpc_servers.servers(n_servers) as endpoints, Worker(rpc=endpoints) as worker:
         devices = tuple(device.name for device in worker.devices())
         params = Params(n_ctx=512, n_ubatch=64, n_batch=64, split_mode="tensor", devices=devices)
@@ -115,17 +116,14 @@ def test_caches_of_more_than_a_block_of_vulkans_memory(directory: Path) -> None:
         assert large.on(name).model == small.on(name).model
 
 
-SHORT = {
-    "experts": ("qwen3-30b-a3b", ["2x 9GiB"], {"host_memory": "5GiB"}),
-    "experts on unlike cards": ("gpt-oss-20b", ["6GiB", "3GiB", "4GiB"], {"n_ctx": 8192}),
-    "no experts": ("qwen3-32b", ["2x 9GiB"], {"n_gpu_layers": 99}),
-    "layers of the user": ("qwen3-30b-a3b", ["4x 3GiB"], {"n_gpu_layers": 40}),
-}
-
-
-@pytest.mark.parametrize(("shape", "gpus", "keywords"), SHORT.values(), ids=SHORT)
+@named_cases(
+    ("experts", "qwen3-30b-a3b", ["2x 9GiB"], {"host_memory": "5GiB"}),
+    ("experts on unlike cards", "gpt-oss-20b", ["6GiB", "3GiB", "4GiB"], {"n_ctx": 8192}),
+    ("no experts", "qwen3-32b", ["2x 9GiB"], {"n_gpu_layers": 99}),
+    ("layers of the user", "qwen3-30b-a3b", ["4x 3GiB"], {"n_gpu_layers": 40}),
+)
 def test_as_few_layers_as_possible_have_something_on_the_host(
-    directory: Path, shape: str, gpus: list[str], keywords: dict[str, Any]
+    shape: str, gpus: list[str], keywords: dict[str, Any], directory: Path
 ) -> None:
     path = shapes.write(shape, directory, vocab=False)
     with Worker() as worker:

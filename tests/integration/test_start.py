@@ -19,6 +19,7 @@ from fitter.llama.build import library
 from fitter.llama.client import Worker
 from fitter.llama.worker import process
 from fitter.machine.gpu import parse_gpus
+from tests.support.cases import named_cases
 from tests.support.command import run_python
 from tests.support.patience import SECONDS, TooLateError, in_time
 from tools.cuda_reference import write_model
@@ -41,17 +42,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model("llama31-8b", tmp_path_factory.mktemp("models"))
 
 
-IMPORTS = {
-    "import fitter": ("import fitter", HEAVY | SLOW | {"typing", "dataclasses", "click"}),
-    "a worker's process": ("import fitter.llama.worker.process", HEAVY | SLOW | {"typing", "dataclasses", "click"}),
-    "--help": ("from fitter import cli; cli.main(['--help'])", HEAVY | SLOW | {"dataclasses", "fitter.cli.fit"}),
+@named_cases(
+    ("import fitter", "import fitter", HEAVY | SLOW | {"typing", "dataclasses", "click"}),
+    ("a worker's process", "import fitter.llama.worker.process", HEAVY | SLOW | {"typing", "dataclasses", "click"}),
+    ("--help", "from fitter import cli; cli.main(['--help'])", HEAVY | SLOW | {"dataclasses", "fitter.cli.fit"}),
     # the table of parameters is made of dataclasses
-    "fit --help": ("from fitter import cli; cli.main(['fit', '--help'])", HEAVY | SLOW),
-    "import fitter.api": ("import fitter.api", HEAVY | SLOW | {"click"}),
-}
-
-
-@pytest.mark.parametrize(("code", "unwanted"), IMPORTS.values(), ids=IMPORTS)
+    ("fit --help", "from fitter import cli; cli.main(['fit', '--help'])", HEAVY | SLOW),
+    ("import fitter.api", "import fitter.api", HEAVY | SLOW | {"click"}),
+)
 def test_what_is_not_imported(code: str, unwanted: set[str]) -> None:
     # What the interpreter itself has imported at its start, such as for an editable install, is not of the code.
     script = (
@@ -61,7 +59,7 @@ def test_what_is_not_imported(code: str, unwanted: set[str]) -> None:
     assert not unwanted & set(json.loads(done.stdout.splitlines()[-1])), done.stderr
 
 
-@pytest.mark.parametrize(("early", "asleep"), [(0, False), (1, False), (1, True)], ids=["new", "early", "asleep"])
+@named_cases(("new", 0, False), ("early", 1, False), ("asleep", 1, True))
 def test_a_worker_has_only_the_bindings(early: int, asleep: bool) -> None:
     code = EARLY.format(count=early, asleep=asleep) + (
         "with Worker() as worker:\n    worker.devices()\n    print(open(f'/proc/{worker.pid}/maps').read())\n"
@@ -101,14 +99,11 @@ def test_early_workers_are_used_and_the_rest_is_ended() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
-OTHERS = {
-    "environment": "import os; os.environ['GGML_BACKEND_PATH'] = '/nowhere'",
-    "search path": "import sys; sys.path.append('/nowhere')",
-    "another process": "import os; pid = os.fork()\nif pid: os.waitpid(pid, 0); os._exit(0)",
-}
-
-
-@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+@named_cases(
+    ("environment", "import os; os.environ['GGML_BACKEND_PATH'] = '/nowhere'"),
+    ("search path", "import sys; sys.path.append('/nowhere')"),
+    ("another process", "import os; pid = os.fork()\nif pid: os.waitpid(pid, 0); os._exit(0)"),
+)
 def test_an_early_worker_that_does_not_suit_is_left(change: str) -> None:
     code = EARLY.format(count=1, asleep=False) + (
         "import psutil\nearly, = psutil.Process().children()\n"
@@ -119,21 +114,18 @@ def test_an_early_worker_that_does_not_suit_is_left(change: str) -> None:
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
-WORKERS = {
-    "nothing": ([], 0),
-    "help": (["--help"], 0),
-    "version": (["--version"], 0),
-    "a model": (["model.gguf", "--gpu", "24GiB"], 2),
-    "real devices": (["fit", "model.gguf"], 2),
-    "inspect": (["inspect", "model.gguf"], 2),
-    "backend": (["backend", "--gpu", "24GiB"], 0),
-    "library": (["model.gguf", "--profile=library"], 0),
-    "another llama.cpp": (["model.gguf", "--gpu", "24GiB", "--llama-cpp", "python"], 0),
-}
-
-
-@pytest.mark.parametrize(("args", "count"), WORKERS.values(), ids=WORKERS)
-def test_how_many_workers_begin_early(monkeypatch: pytest.MonkeyPatch, args: list[str], count: int) -> None:
+@named_cases(
+    ("nothing", [], 0),
+    ("help", ["--help"], 0),
+    ("version", ["--version"], 0),
+    ("a model", ["model.gguf", "--gpu", "24GiB"], 2),
+    ("real devices", ["fit", "model.gguf"], 2),
+    ("inspect", ["inspect", "model.gguf"], 2),
+    ("backend", ["backend", "--gpu", "24GiB"], 0),
+    ("library", ["model.gguf", "--profile=library"], 0),
+    ("another llama.cpp", ["model.gguf", "--gpu", "24GiB", "--llama-cpp", "python"], 0),
+)
+def test_how_many_workers_begin_early(args: list[str], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[bool] = []
     monkeypatch.setattr(process, "prestart", lambda is_asleep=False: begun.append(is_asleep))
     assert early_start.begin(args) == bool(count)
@@ -181,14 +173,11 @@ def test_the_sleeping_worker_reads_the_tokenizer(tmp_path: Path, monkeypatch: py
     assert (plans[0]["fits"], plans[0]["search"]["dummy_loads"]) == (True, 2)
 
 
-ENDS = {
-    "success": (["devices", "--gpu", "24GiB"], 0),
-    "usage": (["model.gguf", "--nonsense"], 2),
-    "no model": (["missing.gguf"], 3),
-}
-
-
-@pytest.mark.parametrize(("words", "status"), ENDS.values(), ids=ENDS)
+@named_cases(
+    ("success", ["devices", "--gpu", "24GiB"], 0),
+    ("usage", ["model.gguf", "--nonsense"], 2),
+    ("no model", ["missing.gguf"], 3),
+)
 def test_nothing_is_left_behind(words: list[str], status: int) -> None:
     with subprocess.Popen(
         [*MAIN, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

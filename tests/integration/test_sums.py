@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 import fitter
+from tests.support.cases import named_cases
 from tools import shapes
 
 GPUS = ("4GiB", "3GiB")
 """Two places of the same price for a tensor, one of which is a rounding cheaper."""
 
 
-@pytest.mark.parametrize("ways", [(math.fsum, lambda numbers: reduce(add, numbers, 0.0))], ids=["exact, in order"])
+@named_cases(("exact, in order", (math.fsum, lambda numbers: reduce(add, numbers, 0.0))))
 def test_a_plan_is_the_same(ways: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = shapes.write("nemotron-h-9b", tmp_path, vocab=False)
     plain = builtins.sum

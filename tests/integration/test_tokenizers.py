@@ -20,6 +20,7 @@ from fitter.llama.header.tokenizer import tokenizer_key
 from fitter.llama.types import Params, Skeleton
 from fitter.machine.gpu import parse_gpus
 from tests.integration.test_planner import timeless
+from tests.support.cases import cases
 from tests.support.expert_placements import GPUS as PLACED_ON
 from tests.support.expert_placements import OTHERS, PLACED
 from tools.shapes import Q4_K, Q8_0, SHAPES, write_shape, write_split
@@ -87,8 +88,8 @@ def test_so_has_a_split_file(known: Path, tmp_path: Path) -> None:
     assert not is_read(write_split("llama-3.1-8b", tmp_path, 3))
 
 
-@pytest.mark.parametrize("change", ["pre", "token", "architecture"])
-def test_any_other_tokenizer_is_read(known: Path, tmp_path: Path, change: str) -> None:
+@cases("pre", "token", "architecture")
+def test_any_other_tokenizer_is_read(change: str, known: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     shape = {"pre": replace(BASE, pre="qwen2"), "architecture": SHAPES["qwen3-30b-a3b"]}.get(change, BASE)
     write_shape(shape, other)

@@ -13,6 +13,7 @@ import pytest
 
 from fitter.cli import main
 from tests.integration.test_library_profile import compile_library, cuda_build
+from tests.support.cases import cases, named_cases
 from tools import upstream
 from tools.tiny import write_tiny
 
@@ -83,7 +84,7 @@ TRIES: dict[str, tuple[str, tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize(("text", "words", "what"), TRIES.values(), ids=TRIES)
+@cases(TRIES)
 def test_native_code_that_a_file_names(
     text: str, words: tuple[str, ...], what: str, checkout: Checkout, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,7 +95,7 @@ def test_native_code_that_a_file_names(
     assert not (checkout.path / "new.lock").exists()
 
 
-@pytest.mark.parametrize(("text", "words", "what"), TRIES.values(), ids=TRIES)
+@cases(TRIES)
 def test_the_same_from_somebody_who_is_trusted(
     text: str, words: tuple[str, ...], what: str, checkout: Checkout, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,17 +141,14 @@ def test_a_name_is_none_of_the_current_directory(
         assert not checkout.has_run()
 
 
-SECRET: dict[str, tuple[str, str]] = {
-    "a bucket": ('model = "s3://bucket/a.gguf"', "model is 's3://bucket/a.gguf'"),
-    "a file in another": ('model = "zip://a.gguf::sftp://h/a.zip"\n', "model is 'zip://a.gguf::sftp://h/a.zip'"),
-    "a projector": ('model = "tiny.gguf"\nmmproj = "sftp://h/p.gguf"', "mmproj is 'sftp://h/p.gguf'"),
-    "an adapter": ('model = "tiny.gguf"\nlora = ["a.gguf", "ssh://h/l.gguf"]', "lora is 'ssh://h/l.gguf'"),
-    "a draft model": ('model = "tiny.gguf"\nmodel_draft = "smb://h/d.gguf"', "model_draft is 'smb://h/d.gguf'"),
-    "a configuration": ('model = "config://s3://b/config.json"', "model is 's3://b/config.json'"),
-}
-
-
-@pytest.mark.parametrize(("text", "what"), SECRET.values(), ids=SECRET)
+@named_cases(
+    ("a bucket", 'model = "s3://bucket/a.gguf"', "model is 's3://bucket/a.gguf'"),
+    ("a file in another", 'model = "zip://a.gguf::sftp://h/a.zip"\n', "model is 'zip://a.gguf::sftp://h/a.zip'"),
+    ("a projector", 'model = "tiny.gguf"\nmmproj = "sftp://h/p.gguf"', "mmproj is 'sftp://h/p.gguf'"),
+    ("an adapter", 'model = "tiny.gguf"\nlora = ["a.gguf", "ssh://h/l.gguf"]', "lora is 'ssh://h/l.gguf'"),
+    ("a draft model", 'model = "tiny.gguf"\nmodel_draft = "smb://h/d.gguf"', "model_draft is 'smb://h/d.gguf'"),
+    ("a configuration", 'model = "config://s3://b/config.json"', "model is 's3://b/config.json'"),
+)
 def test_addresses_that_are_read_with_keys(
     text: str, what: str, checkout: Checkout, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,15 +158,12 @@ def test_addresses_that_are_read_with_keys(
     assert capsys.readouterr().err == f"fitter: error: fitter.toml: {why}: {HOW}\n"
 
 
-HELD_UP = {
-    "a pipe": ('model = "tiny.gguf"\nworkload = "pipe"', "pipe is no file: give the log of a server"),
-    "a device": ('model = "tiny.gguf"\nworkload = "/dev/zero"', "/dev/zero is no file: give the log of a server"),
-    "every file": ('model = "/**/*.gguf"', f"'/**/*.gguf' looks outside of the directory of fitter.toml, at /: {HOW}"),
-}
-
-
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("text", "what"), HELD_UP.values(), ids=HELD_UP)
+@named_cases(
+    ("a pipe", 'model = "tiny.gguf"\nworkload = "pipe"', "pipe is no file: give the log of a server"),
+    ("a device", 'model = "tiny.gguf"\nworkload = "/dev/zero"', "/dev/zero is no file: give the log of a server"),
+    ("every file", 'model = "/**/*.gguf"', f"'/**/*.gguf' looks outside of the directory of fitter.toml, at /: {HOW}"),
+)
 def test_what_would_never_end_is_one_line(
     text: str, what: str, checkout: Checkout, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,16 +219,13 @@ def _parentheses(n: int) -> str:
     return "(" * n + "chat" + ")" * n
 
 
-DEEP: dict[str, tuple[str, int, str]] = {
-    "parentheses": (_parentheses(5000), 2, "has more than 50 parentheses inside one another: leave some out"),
-    "parentheses that are not closed": ("(" * 60000, 2, "has more than 50 parentheses inside one another"),
-    "some parentheses": (_parentheses(50), 0, ""),
-    "not": ("not " * 5000 + "chat", 0, ""),
-    "a long word": ("y" * 100_000, 2, "…' selects no case; the cases are chat"),
-}
-
-
-@pytest.mark.parametrize(("expression", "status", "says"), DEEP.values(), ids=DEEP)
+@named_cases(
+    ("parentheses", _parentheses(5000), 2, "has more than 50 parentheses inside one another: leave some out"),
+    ("parentheses that are not closed", "(" * 60000, 2, "has more than 50 parentheses inside one another"),
+    ("some parentheses", _parentheses(50), 0, ""),
+    ("not", "not " * 5000 + "chat", 0, ""),
+    ("a long word", "y" * 100_000, 2, "…' selects no case; the cases are chat"),
+)
 def test_a_long_expression(
     expression: str, status: int, says: str, checkout: Checkout, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,7 +274,7 @@ def test_dots_that_join_no_keys(checkout: Checkout) -> None:
     assert main(["check", "--lock", "none.lock"]) == 2  # there is no such lock, but the file is one
 
 
-@pytest.mark.parametrize("n", [900, 100_000])
+@cases(900, 100_000)
 def test_levels_of_plans(n: int, checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tiny.gguf", "--gpu", "24GiB", "-c", "512", "--json"]) == 0
     plan = capsys.readouterr().out

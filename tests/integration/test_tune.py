@@ -19,6 +19,7 @@ import fitter
 from fitter.api.tune_plan import tune
 from fitter.cli import main
 from fitter.errors import LlamaCppError, UsageError
+from tests.support.cases import named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import until
 from tools import upstream
@@ -174,15 +175,12 @@ def test_an_interrupt_leaves_nothing(model: Path, server: Path, home: Path) -> N
     assert not home.exists()
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "virtual devices": ({"gpus": "rtx-4090"}, "virtual devices cannot run a model"),
-    "no time": ({"minutes": 0}, "minutes is 0"),
-    "another program": ({"program": "llama-bench"}, "only a llama-server can be tuned"),
-    "another server": ({"server": "/nowhere"}, "there is no llama-server at /nowhere"),
-}
-
-
-@pytest.mark.parametrize(("words", "why"), REFUSED.values(), ids=REFUSED)
+@named_cases(
+    ("virtual devices", {"gpus": "rtx-4090"}, "virtual devices cannot run a model"),
+    ("no time", {"minutes": 0}, "minutes is 0"),
+    ("another program", {"program": "llama-bench"}, "only a llama-server can be tuned"),
+    ("another server", {"server": "/nowhere"}, "there is no llama-server at /nowhere"),
+)
 def test_what_is_refused(words: dict[str, Any], why: str, model: Path) -> None:
     with pytest.raises(UsageError, match=why):
         tune(model, **words)

@@ -20,6 +20,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Params
 from fitter.planning.plan.verified import Verification
 from fitter.planning.request.request import Progress
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tools.servers import Proxy, RpcServer
 from tools.tiny import TINY_DENSE, write_tiny
@@ -68,34 +69,29 @@ def check(found: Verification) -> None:
 
 # --- predicted and real bytes
 
-ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
-    "defaults": ("moe", {}),
-    "sequences, one cache": ("dense", {"n_seq_max": 4, "kv_unified": True, "n_ctx": 1024}),
-    "cache types": ("moe", {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}),
-    "no flash attention": ("dense", {"flash_attn": "off", "n_ubatch": 64}),
-    "context below the micro batch": ("dense", {"n_ctx": 256}),
-    "positions below the micro batch": ("short", {"n_ctx": 1024}),
-    "micro batch of one": ("dense", {"n_ubatch": 1, "n_batch": 1, "n_ctx": 256}),
-}
 
-
-@pytest.mark.parametrize(("name", "options"), ON_CPU.values(), ids=ON_CPU)
-def test_on_the_cpu(models: Mapping[str, Path], name: str, options: dict[str, Any]) -> None:
+@named_cases(
+    ("defaults", "moe", {}),
+    ("sequences, one cache", "dense", {"n_seq_max": 4, "kv_unified": True, "n_ctx": 1024}),
+    ("cache types", "moe", {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}),
+    ("no flash attention", "dense", {"flash_attn": "off", "n_ubatch": 64}),
+    ("context below the micro batch", "dense", {"n_ctx": 256}),
+    ("positions below the micro batch", "short", {"n_ctx": 1024}),
+    ("micro batch of one", "dense", {"n_ubatch": 1, "n_batch": 1, "n_ctx": 256}),
+)
+def test_on_the_cpu(name: str, options: dict[str, Any], models: Mapping[str, Path]) -> None:
     found = fitter.verify(models[name], devices=["none"], **options)
     check(found)
     assert [use.name for use in found.memory] == ["host"]
 
 
-ON_A_DEVICE: dict[str, dict[str, Any]] = {
-    "all of it": {},
-    "some layers": {"n_gpu_layers": 2},
-    "experts on the host": {"override_tensor": ["exps=CPU"]},
-    "sequences": {"n_seq_max": 3, "n_ctx": 3072, "n_gpu_layers": 3},
-}
-
-
-@pytest.mark.parametrize("options", ON_A_DEVICE.values(), ids=ON_A_DEVICE)
-def test_on_a_device(models: Mapping[str, Path], server: str, options: dict[str, Any]) -> None:
+@named_cases(
+    ("all of it", {}),
+    ("some layers", {"n_gpu_layers": 2}),
+    ("experts on the host", {"override_tensor": ["exps=CPU"]}),
+    ("sequences", {"n_seq_max": 3, "n_ctx": 3072, "n_gpu_layers": 3}),
+)
+def test_on_a_device(options: dict[str, Any], models: Mapping[str, Path], server: str) -> None:
     found = fitter.verify(models["moe"], rpc=[server], devices=["RPC0"], **options)
     check(found)
     assert [use.name for use in found.memory] == ["RPC0", "host"]
@@ -103,8 +99,8 @@ def test_on_a_device(models: Mapping[str, Path], server: str, options: dict[str,
     assert found.memory[0].unaccounted is None, "what a CPU reports as free stands still"
 
 
-@pytest.mark.parametrize("options", [{}, {"n_seq_max": 2, "n_ctx": 4096, "n_gpu_layers": 3}])
-def test_on_two_devices(models: Mapping[str, Path], server: str, options: dict[str, Any]) -> None:
+@cases({}, {"n_seq_max": 2, "n_ctx": 4096, "n_gpu_layers": 3})
+def test_on_two_devices(options: dict[str, Any], models: Mapping[str, Path], server: str) -> None:
     with RpcServer() as other:
         found = fitter.verify(models["moe"], rpc=[server, other.address], tensor_split=[1, 1], **options)
     check(found)
@@ -181,20 +177,17 @@ def test_a_plan_of_a_file_on_a_device(models: Mapping[str, Path], server: str, t
     check(fitter.verify(plan=tmp_path / "plan.json"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "predicted", "words", "status"),
-    [
-        ("model", -1, [], 4),
-        ("context", -1, [], 4),
-        ("compute", -1, [], 4),
-        ("context", -1, ["--tolerance", "1B"], 0),
-        ("compute", -2, ["--tolerance", "1B"], 4),
-        ("model", -1024, ["--tolerance", "1KiB"], 0),
-        ("compute", +1, [], 0),
-    ],
+@cases(
+    ("model", -1, [], 4),
+    ("context", -1, [], 4),
+    ("compute", -1, [], 4),
+    ("context", -1, ["--tolerance", "1B"], 0),
+    ("compute", -2, ["--tolerance", "1B"], 4),
+    ("model", -1024, ["--tolerance", "1KiB"], 0),
+    ("compute", +1, [], 0),
 )
 def test_the_exit_status_on_both_sides_of_the_tolerance(
-    plan_file: Path, tmp_path: Path, kind: str, predicted: int, words: list[str], status: int
+    kind: str, predicted: int, words: list[str], status: int, plan_file: Path, tmp_path: Path
 ) -> None:
     document = json.loads(plan_file.read_text())
     row = next(row for row in document["memory"] if row["buffer_type"] == "CPU")

@@ -28,6 +28,7 @@ from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.verified import LaterUse, Verification
 from fitter.planning.request.request import Progress
 from fitter.programs import prompts, running_server
+from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.llama_builds import fetched
 from tests.support.patience import SECONDS, all_end, until, with_more_time
@@ -109,18 +110,16 @@ def nothing_is_left() -> Iterator[None]:
 SPLIT = {"n_ctx": 1024, "n_batch": 128, "n_ubatch": 128}
 """Batches that hold no whole input."""
 
-POOLED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "an embedder": ("bert", {}, "--embedding"),
-    "a reranker": ("ranker", {}, "--rerank"),
-    "a causal model without a pooling": ("dense", {"embedding": True, **SPLIT}, "--embedding"),
-    "a causal model that ranks": ("dense", {"reranking": True, **SPLIT}, "--rerank"),
-    "a mean of a causal model": ("dense", {"embedding": True, "pooling_type": "mean", "n_ctx": 1024}, "--embedding"),
-}
 
-
-@pytest.mark.parametrize(("name", "words", "option"), POOLED.values(), ids=POOLED)
+@named_cases(
+    ("an embedder", "bert", {}, "--embedding"),
+    ("a reranker", "ranker", {}, "--rerank"),
+    ("a causal model without a pooling", "dense", {"embedding": True, **SPLIT}, "--embedding"),
+    ("a causal model that ranks", "dense", {"reranking": True, **SPLIT}, "--rerank"),
+    ("a mean of a causal model", "dense", {"embedding": True, "pooling_type": "mean", "n_ctx": 1024}, "--embedding"),
+)
 def test_an_input_as_long_as_the_context_is_read(
-    models: Mapping[str, Path], server: Path, name: str, words: dict[str, Any], option: str
+    name: str, words: dict[str, Any], option: str, models: Mapping[str, Path], server: Path
 ) -> None:
     plan = fitter.fit(models[name], program=SERVER, devices=["none"], **words)
     assert option in plan.arguments() and not any("refused" in note for note in plan.notes)
@@ -150,18 +149,16 @@ def test_an_input_as_long_as_the_context_is_read(
 
 # --- predicted and real
 
-ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
-    "dense": ("dense", {"n_seq_max": 4}),
-    "dense, one cache": ("dense", {}),
-    "experts": ("moe", {"n_seq_max": 4}),
-    "sliding windows": ("swa", {"n_seq_max": 4}),
-    "recurrent states": ("hybrid", {"n_seq_max": 4}),
-}
 
-
-@pytest.mark.parametrize(("name", "options"), ON_CPU.values(), ids=ON_CPU)
+@named_cases(
+    ("dense", "dense", {"n_seq_max": 4}),
+    ("dense, one cache", "dense", {}),
+    ("experts", "moe", {"n_seq_max": 4}),
+    ("sliding windows", "swa", {"n_seq_max": 4}),
+    ("recurrent states", "hybrid", {"n_seq_max": 4}),
+)
 def test_forty_prompts_on_four_slots_keep_the_planned_bytes(
-    models: Mapping[str, Path], server: Path, name: str, options: dict[str, Any]
+    name: str, options: dict[str, Any], models: Mapping[str, Path], server: Path
 ) -> None:
     plan = fitter.fit(models[name], program=SERVER, n_ctx=2048, devices=["none"], **SMALL, **options)
     steps: list[fitter.Progress] = []
@@ -194,8 +191,8 @@ def test_on_an_rpc_server(models: Mapping[str, Path], server: Path) -> None:
 
 
 @pytest.mark.llama_cpp
-@pytest.mark.parametrize("name", ["swa", "hybrid"])
-def test_an_older_server(models: Mapping[str, Path], name: str) -> None:
+@cases("swa", "hybrid")
+def test_an_older_server(name: str, models: Mapping[str, Path]) -> None:
     build = fetched("b10434")
     options: dict[str, Any] = {
         "program": SERVER,
@@ -284,8 +281,8 @@ def test_json_of_a_plan_file(plan_file: Path, server: Path) -> None:
     assert cpu["real"]["model"] is None and cpu["real"]["context"] > 0
 
 
-@pytest.mark.parametrize("kind", ["context", "compute"])
-def test_what_exceeds_the_plan_fails(plan_file: Path, server: Path, tmp_path: Path, kind: str) -> None:
+@cases("context", "compute")
+def test_what_exceeds_the_plan_fails(kind: str, plan_file: Path, server: Path, tmp_path: Path) -> None:
     document = json.loads(plan_file.read_text())
     row = next(row for row in document["memory"] if row["buffer_type"] == "CPU")
     row["reserved" if kind == "compute" else kind] -= 8192
@@ -389,14 +386,14 @@ FAILS: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize(("code", "options", "error", "message"), FAILS.values(), ids=FAILS)
+@cases(FAILS)
 def test_a_server_that_fails(
-    plan_file: Path,
-    fake: Callable[[str], Path],
     code: str,
     options: dict[str, Any],
     error: type[Exception],
     message: str,
+    plan_file: Path,
+    fake: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prompts, "SECONDS", SECONDS)
@@ -497,9 +494,9 @@ def taken(is_answered: bool) -> Iterator[int]:
         other.shutdown()
 
 
-@pytest.mark.parametrize("is_answered", [False, True], ids=["silent", "answers"])
+@named_cases(("silent", False), ("answers", True))
 def test_a_port_that_is_taken_meanwhile(
-    plan_file: Path, server: Path, monkeypatch: pytest.MonkeyPatch, is_answered: bool
+    is_answered: bool, plan_file: Path, server: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with taken(is_answered) as port:
         ports = [port, free_port()]
@@ -564,8 +561,8 @@ def test_an_interrupt_ends_the_server(plan_file: Path, server: Path) -> None:
         assert all_end(others)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_command_leaves_no_server(plan_file: Path, server: Path, number: signal.Signals) -> None:
+@cases(signal.SIGKILL, signal.SIGTERM)
+def test_a_killed_command_leaves_no_server(number: signal.Signals, plan_file: Path, server: Path) -> None:
     with at_work(plan_file, server) as (process, others):
         process.send_signal(number)
         process.wait()

@@ -15,6 +15,7 @@ from fitter.errors import UsageError
 from fitter.llama.build.library import backend_path
 from fitter.llama.client import Worker
 from fitter.llama.types import LAYOUT_DEVICE, Params, TensorBuftOverride, VirtualDevice, describe
+from tests.support.cases import named_cases
 from tools.cuda_reference import write_model
 
 GIB = 2**30
@@ -97,17 +98,14 @@ def test_a_model_is_on_fifteen_of_sixteen_devices_at_most(models: dict[str, Path
         assert one.devices == ("CUDA15",)
 
 
-PLACEMENTS = {
-    "no device": (Params(n_ctx=512, devices=()), ()),
-    "one of two": (Params(n_ctx=512, devices=("CUDA1",)), ("CUDA1",)),
-    "the other order": (Params(n_ctx=512, devices=("CUDA1", "CUDA0")), ("CUDA1", "CUDA0")),
-    "the main device only": (Params(n_ctx=512, split_mode="none", main_gpu=1), ("CUDA1",)),
-}
-
-
-@pytest.mark.parametrize(("params", "devices"), PLACEMENTS.values(), ids=PLACEMENTS.keys())
+@named_cases(
+    ("no device", Params(n_ctx=512, devices=()), ()),
+    ("one of two", Params(n_ctx=512, devices=("CUDA1",)), ("CUDA1",)),
+    ("the other order", Params(n_ctx=512, devices=("CUDA1", "CUDA0")), ("CUDA1", "CUDA0")),
+    ("the main device only", Params(n_ctx=512, split_mode="none", main_gpu=1), ("CUDA1",)),
+)
 def test_which_devices_a_model_is_on(
-    worker: Worker, models: dict[str, Path], params: Params, devices: tuple[str, ...]
+    params: Params, devices: tuple[str, ...], worker: Worker, models: dict[str, Path]
 ) -> None:
     worker.configure(cards(80, 80))
     breakdown = worker.measure(models["llama31-8b"], params)
@@ -122,18 +120,16 @@ def test_a_split_is_followed(worker: Worker, models: dict[str, Path]) -> None:
     assert 2 < breakdown.on("CUDA1").model / breakdown.on("CUDA0").model < 4
 
 
-BAD = {
-    "device": (Params(devices=("CUDA2",)), "unknown device 'CUDA2'; there are: CUDA0, CUDA1"),
-    "the CPU is no device": (Params(devices=("CPU",)), "unknown device 'CPU'; there are: CUDA0, CUDA1"),
-    "buffer type": (
+@named_cases(
+    ("device", Params(devices=("CUDA2",)), "unknown device 'CUDA2'; there are: CUDA0, CUDA1"),
+    ("the CPU is no device", Params(devices=("CPU",)), "unknown device 'CPU'; there are: CUDA0, CUDA1"),
+    (
+        "buffer type",
         Params(tensor_buft_overrides=(TensorBuftOverride("x", "GPU"),)),
         "unknown buffer type 'GPU'; there are: CUDA0, CUDA1, CPU",
     ),
-}
-
-
-@pytest.mark.parametrize(("params", "message"), BAD.values(), ids=BAD.keys())
-def test_a_name_that_is_not_there(worker: Worker, models: dict[str, Path], params: Params, message: str) -> None:
+)
+def test_a_name_that_is_not_there(params: Params, message: str, worker: Worker, models: dict[str, Path]) -> None:
     worker.configure(cards(80, 80))
     with pytest.raises(UsageError) as caught:
         worker.measure(models["llama31-8b"], params)
@@ -142,18 +138,16 @@ def test_a_name_that_is_not_there(worker: Worker, models: dict[str, Path], param
 
 CARD = cards(8)[0]
 
-INVALID = {
-    "profile": (replace(CARD, profile="voodoo"), "device 1: unknown profile 'voodoo' (known: cuda, rocm, vulkan, "),
-    "no name": (replace(CARD, name=""), "device 1: the name must have 1 to 60 characters"),
-    "name that separates": (replace(CARD, name="a b"), "device 1: the name 'a b' may hold letters"),
-    "name of the host": (replace(CARD, name="CPU"), "device 1: the name 'CPU' is taken by the host"),
-    "more free than there is": (replace(CARD, free=CARD.total + 1), "device 1: more memory is free"),
-    "negative": (replace(CARD, free=-1), "device 1: the free memory '-1' is not a whole number"),
-}
 
-
-@pytest.mark.parametrize(("card", "message"), INVALID.values(), ids=INVALID.keys())
-def test_a_description_that_is_not_valid(worker: Worker, card: VirtualDevice, message: str) -> None:
+@named_cases(
+    ("profile", replace(CARD, profile="voodoo"), "device 1: unknown profile 'voodoo' (known: cuda, rocm, vulkan, "),
+    ("no name", replace(CARD, name=""), "device 1: the name must have 1 to 60 characters"),
+    ("name that separates", replace(CARD, name="a b"), "device 1: the name 'a b' may hold letters"),
+    ("name of the host", replace(CARD, name="CPU"), "device 1: the name 'CPU' is taken by the host"),
+    ("more free than there is", replace(CARD, free=CARD.total + 1), "device 1: more memory is free"),
+    ("negative", replace(CARD, free=-1), "device 1: the free memory '-1' is not a whole number"),
+)
+def test_a_description_that_is_not_valid(card: VirtualDevice, message: str, worker: Worker) -> None:
     worker.configure(cards(80, 80))
     # without a question there is no process yet that could refuse
     assert len(worker.devices()) == 2
@@ -184,19 +178,17 @@ for i in range(L._lib.ggml_backend_dev_count()):
     print(ctypes.string_at(L._lib.ggml_backend_dev_name(L._lib.ggml_backend_dev_get(i))).decode())
 """
 
-FROM_ENVIRONMENT: dict[str, tuple[str | None, list[str], str]] = {
-    "two devices": (describe(cards(8, 16)), ["CUDA0", "CUDA1"], ""),
-    "sixteen devices": (describe(cards(*[1.0] * 16)), [f"CUDA{i}" for i in range(16)], ""),
-    "not set": (None, [], "FITTER_DEVICES is not set"),
-    "nonsense": ("CUDA0", [], "device 1: 'CUDA0' has 1 fields"),
-    "second one broken": (describe(cards(8)) + ";CUDA1,cuda,890,x,1,Card", [], "device 2: the total memory 'x'"),
-    "seventeen devices": (";".join(f"CUDA{i},cuda,890,2,1,Card" for i in range(17)), [], "more than 16 devices"),
-}
 
-
-@pytest.mark.parametrize(("value", "names", "message"), FROM_ENVIRONMENT.values(), ids=FROM_ENVIRONMENT.keys())
+@named_cases(
+    ("two devices", describe(cards(8, 16)), ["CUDA0", "CUDA1"], ""),
+    ("sixteen devices", describe(cards(*[1.0] * 16)), [f"CUDA{i}" for i in range(16)], ""),
+    ("not set", None, [], "FITTER_DEVICES is not set"),
+    ("nonsense", "CUDA0", [], "device 1: 'CUDA0' has 1 fields"),
+    ("second one broken", describe(cards(8)) + ";CUDA1,cuda,890,x,1,Card", [], "device 2: the total memory 'x'"),
+    ("seventeen devices", ";".join(f"CUDA{i},cuda,890,2,1,Card" for i in range(17)), [], "more than 16 devices"),
+)
 def test_any_program_sees_the_devices_that_the_environment_describes(
-    tmp_path: Path, value: str | None, names: list[str], message: str
+    value: str | None, names: list[str], message: str, tmp_path: Path
 ) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "FITTER_DEVICES"}
     environment["GGML_BACKEND_PATH"] = str(backend_path())

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import named_cases
+
 lief = pytest.importorskip("lief", reason="lief reads libraries for macOS: make wheel installs it")
 pytest.importorskip("ziglang", reason="zig compiles for macOS: make wheel installs it")
 
@@ -26,33 +28,27 @@ def library(
     return lief.MachO.parse(str(directory / "liba.dylib")).at(0)
 
 
-@pytest.mark.parametrize(
-    ("options", "zig", "says"),
-    [
-        pytest.param((), MAC.zig, [], id="right"),
-        pytest.param((), "aarch64-macos.15.0", ["needs macOS 15.0.0"], id="a later macOS"),
-        pytest.param(
-            (),
-            TARGETS["macos-x86_64"].zig,
-            ["is for CPU_TYPE.X86_64", "is not signed, and processors of Apple run nothing that is not"],
-            id="another processor, whose files need no signature",
-        ),
-        pytest.param(("-install_name", "/x/liba.dylib"), MAC.zig, [], id="a name of its own is nobody's need"),
-    ],
+@named_cases(
+    ("right", (), MAC.zig, []),
+    ("a later macOS", (), "aarch64-macos.15.0", ["needs macOS 15.0.0"]),
+    (
+        "another processor, whose files need no signature",
+        (),
+        TARGETS["macos-x86_64"].zig,
+        ["is for CPU_TYPE.X86_64", "is not signed, and processors of Apple run nothing that is not"],
+    ),
+    ("a name of its own is nobody's need", ("-install_name", "/x/liba.dylib"), MAC.zig, []),
 )
-def test_the_form(tmp_path: Path, options: tuple[str, ...], zig: str, says: list[str]) -> None:
+def test_the_form(options: tuple[str, ...], zig: str, says: list[str], tmp_path: Path) -> None:
     assert list(macos.problems_of_form(library(tmp_path, *options, zig=zig), MAC)) == says
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "says"),
-    [
-        pytest.param("@rpath/libb.dylib", "@loader_path", None, id="beside it"),
-        pytest.param("@rpath/libb.dylib", "/elsewhere", "needs @rpath/libb.dylib", id="nowhere"),
-        pytest.param("/build/libb.dylib", "@loader_path", "needs /build/libb.dylib", id="where it was built"),
-    ],
+@named_cases(
+    ("beside it", "@rpath/libb.dylib", "@loader_path", None),
+    ("nowhere", "@rpath/libb.dylib", "/elsewhere", "needs @rpath/libb.dylib"),
+    ("where it was built", "/build/libb.dylib", "@loader_path", "needs /build/libb.dylib"),
 )
-def test_what_it_is_linked_to(tmp_path: Path, name: str, place: str, says: str | None) -> None:
+def test_what_it_is_linked_to(name: str, place: str, says: str | None, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     library(tmp_path / "other", "-install_name", name, text="int g(void) { return 2; }")
     linked = library(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fitter.llama.build import pe
+from tests.support.cases import cases
 from tests.support.wine import with_wine
 from tools import llama_builds
 from tools.cases import CASES, MIXED
@@ -88,7 +89,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @with_wine
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("build", "lacks"), [("v0.4.0", "a projector"), ("b11548", "an adapter")])
+@cases(("v0.4.0", "a projector"), ("b11548", "an adapter"))
 def test_all_answers_are_equal_to_linux(build: str, lacks: str, models: Path, tmp_path: Path) -> None:
     """A build without a libmtmd says so on both; adapters need a function that few builds for Windows have."""
     linux, windows = tmp_path / "linux.json", tmp_path / "windows.json"

@@ -10,6 +10,7 @@ import pytest
 import fitter
 from fitter.cli import main
 from fitter.llama.types import Params
+from tests.support.cases import cases
 from tools import shapes
 from tools.tiny import write_tiny
 
@@ -19,8 +20,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shapes.write("llama-3.1-8b", tmp_path_factory.mktemp("models"), vocab=False)
 
 
-@pytest.mark.parametrize(("host_memory", "fits"), [("16GiB", True), ("4GiB", False), (None, True)])
-def test_the_host_alone(model: Path, host_memory: str | None, fits: bool) -> None:
+@cases(("16GiB", True), ("4GiB", False), (None, True))
+def test_the_host_alone(host_memory: str | None, fits: bool, model: Path) -> None:
     plan = fitter.fit(model, gpus=["none"], host_memory=host_memory, n_ctx=8192)
     assert plan.fits == fits
     assert plan.devices == () and plan.params.devices == () and plan.params.n_gpu_layers == 0

@@ -17,6 +17,7 @@ from fitter.output.tables.plan_facts import best_depths_text, facts, warnings
 from fitter.output.tables.plan_table import plan_text
 from fitter.planning.plan.plan import Plan
 from fitter.planning.speed.cost import default, token_seconds
+from tests.support.cases import named_cases
 from tests.support.command import run_fitter
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 from tools.tiny_kinds import write_hybrid
@@ -44,17 +45,14 @@ def test_a_plan_without_work_says_nothing_of_it(models: dict[str, Path]) -> None
     assert "work" not in dict(facts(plan))
 
 
-SLOTS: dict[str, tuple[dict[str, Any], int, int]] = {
-    "each user has a slot": ({"users": 3}, 3, 3),
-    "the user's slots are kept": ({"users": 6, "n_seq_max": 2}, 2, 2),
-    "work says how many users": ({"workload": f"{TALK},users=5"}, 5, 5),
-    "the option wins": ({"workload": f"{TALK},users=5", "users": 2}, 2, 2),
-    "llama-cli has one": ({"users": 3, "program": "llama-cli"}, 1, 1),
-    "llama-cpp-python has one": ({"users": 3, "program": "llama-cpp-python", "cache_ram": None}, 1, 1),
-}
-
-
-@pytest.mark.parametrize(("words", "n_seq_max", "at_once"), SLOTS.values(), ids=SLOTS)
+@named_cases(
+    ("each user has a slot", {"users": 3}, 3, 3),
+    ("the user's slots are kept", {"users": 6, "n_seq_max": 2}, 2, 2),
+    ("work says how many users", {"workload": f"{TALK},users=5"}, 5, 5),
+    ("the option wins", {"workload": f"{TALK},users=5", "users": 2}, 2, 2),
+    ("llama-cli has one", {"users": 3, "program": "llama-cli"}, 1, 1),
+    ("llama-cpp-python has one", {"users": 3, "program": "llama-cpp-python", "cache_ram": None}, 1, 1),
+)
 def test_slots(words: dict[str, Any], n_seq_max: int, at_once: int, models: dict[str, Path]) -> None:
     plan = planned(models["moe"], **words)
     assert plan.estimate is not None
@@ -62,7 +60,7 @@ def test_slots(words: dict[str, Any], n_seq_max: int, at_once: int, models: dict
     assert [users for users, _ in plan.estimate.steps][-1:] == ([at_once] if at_once > 1 else [])
 
 
-@pytest.mark.parametrize("unified", [False, True], ids=["caches of their own", "one cache"])
+@named_cases(("caches of their own", False), ("one cache", True))
 def test_the_context_holds_every_conversation_to_its_end(unified: bool, models: dict[str, Path]) -> None:
     plan = planned(models["moe"], workload=TALK, users=4, kv_unified=unified, fit_ctx=256)
     assert plan.turns is not None
@@ -207,20 +205,17 @@ def test_a_plan_for_many_users_is_another_one(tmp_path: Path) -> None:
     assert many.estimate.estimate.generation_seconds > one.estimate.estimate.generation_seconds
 
 
-REFUSED = {
-    "a prompt beside work": (["--workload", "chat", "--prompt", "5"], "leave --prompt out"),
-    "an answer beside work": (["--workload", "chat", "--generate", "5"], "leave --generate out"),
-    "a speed without users": (["--at-least", "5"], "say how many with --users"),
-    "no speed": (["--users", "2", "--at-least", "0"], "above 0"),
-    "no users": (["--users", "0"], "0 is too small"),
-    "no work": (["--workload", "agnt"], "neither a log of llama-server nor one of"),
-    "a log of nothing": (["--workload", __file__], "has no request of a llama-server"),
-    "an acceptance without a draft": (["--acceptance", "50%"], "use it with -md or --mtp"),
-    "too large an acceptance": (["--acceptance", "150%", "--mtp"], "give a share from 0 to 1"),
-}
-
-
-@pytest.mark.parametrize(("words", "why"), REFUSED.values(), ids=REFUSED)
+@named_cases(
+    ("a prompt beside work", ["--workload", "chat", "--prompt", "5"], "leave --prompt out"),
+    ("an answer beside work", ["--workload", "chat", "--generate", "5"], "leave --generate out"),
+    ("a speed without users", ["--at-least", "5"], "say how many with --users"),
+    ("no speed", ["--users", "2", "--at-least", "0"], "above 0"),
+    ("no users", ["--users", "0"], "0 is too small"),
+    ("no work", ["--workload", "agnt"], "neither a log of llama-server nor one of"),
+    ("a log of nothing", ["--workload", __file__], "has no request of a llama-server"),
+    ("an acceptance without a draft", ["--acceptance", "50%"], "use it with -md or --mtp"),
+    ("too large an acceptance", ["--acceptance", "150%", "--mtp"], "give a share from 0 to 1"),
+)
 def test_what_is_refused_in_one_line(words: list[str], why: str, models: dict[str, Path]) -> None:
     done = run_fitter(str(models["moe"]), "--gpu", "64MiB", *words)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -34,6 +34,7 @@ from fitter.llama.client import Worker
 from fitter.llama.header.read_header import MOST_TEXT
 from fitter.llama.processes import interpreter, memory_limit
 from fitter.llama.types import Array, Params, VirtualDevice
+from tests.support.cases import cases, named_cases
 from tests.support.patience import SECONDS, until, with_more_time
 from tools.cuda_reference import write_model
 
@@ -186,8 +187,8 @@ def test_a_header(worker: Worker, tmp_path: Path) -> None:
     assert header.data_offset % 32 == 0
 
 
-@pytest.mark.parametrize("more", [0, 1], ids=["all that is read", "a byte more"])
-def test_long_texts_of_a_header(worker: Worker, tmp_path: Path, more: int) -> None:
+@named_cases(("all that is read", 0), ("a byte more", 1))
+def test_long_texts_of_a_header(more: int, worker: Worker, tmp_path: Path) -> None:
     architecture, last = "llama", "é"
     writer = gguf.GGUFWriter(tmp_path / "long.gguf", architecture)
     writer.add_string("x.long", "x" * (MOST_TEXT - len(architecture) - len(last.encode()) + more))
@@ -214,25 +215,22 @@ def test_a_model_that_llama_cpp_refuses(worker: Worker, tmp_path: Path, model: P
     assert worker.measure(model, Params(n_ctx=512)).n_ctx == 512
 
 
-PATTERNS = {
-    "part of a name": (["ffn"], 0),
-    "the first one decides": (["blk", "ffn"], 0),
-    "a later one": (["attn", r"\.ffn_(up|gate)_exps\.", "ffn"], 1),
-    "anchored": ([r"^ffn", r"weight$"], 1),
-    "alternatives of numbers": ([r"blk\.(1[0-9]|20)\.", r"blk\.([0-9])\."], 1),
-    "none": (["attn", "output"], -1),
-    "no patterns": ([], -1),
-    "empty pattern": ([""], 0),
-}
-
-
-@pytest.mark.parametrize(("patterns", "expected"), PATTERNS.values(), ids=PATTERNS.keys())
-def test_which_pattern_a_tensor_matches(worker: Worker, patterns: list[str], expected: int) -> None:
+@named_cases(
+    ("part of a name", ["ffn"], 0),
+    ("the first one decides", ["blk", "ffn"], 0),
+    ("a later one", ["attn", r"\.ffn_(up|gate)_exps\.", "ffn"], 1),
+    ("anchored", [r"^ffn", r"weight$"], 1),
+    ("alternatives of numbers", [r"blk\.(1[0-9]|20)\.", r"blk\.([0-9])\."], 1),
+    ("none", ["attn", "output"], -1),
+    ("no patterns", [], -1),
+    ("empty pattern", [""], 0),
+)
+def test_which_pattern_a_tensor_matches(patterns: list[str], expected: int, worker: Worker) -> None:
     assert worker.match(patterns, ["blk.7.ffn_up_exps.weight"]) == (expected,)
 
 
-@pytest.mark.parametrize("pattern", ["(", "*"])
-def test_a_pattern_that_is_no_regular_expression(worker: Worker, pattern: str) -> None:
+@cases("(", "*")
+def test_a_pattern_that_is_no_regular_expression(pattern: str, worker: Worker) -> None:
     worker.match([r"\.ffn_.*_exps\.", "x|y"], ())
     with pytest.raises(UsageError) as caught:
         worker.match(["fine", pattern], ())
@@ -282,9 +280,9 @@ FATE: dict[str, tuple[str, type[FitterError], str]] = {
 }
 
 
-@pytest.mark.parametrize(("code", "kind", "message"), FATE.values(), ids=FATE.keys())
+@cases(FATE)
 def test_a_worker_that_ends_twice_is_an_error_and_goes_on(
-    sabotage: None, monkeypatch: pytest.MonkeyPatch, worker: Worker, code: str, kind: type[FitterError], message: str
+    code: str, kind: type[FitterError], message: str, sabotage: None, monkeypatch: pytest.MonkeyPatch, worker: Worker
 ) -> None:
     monkeypatch.setenv("SABOTAGE", code)
     before = children()
@@ -462,8 +460,8 @@ def test_an_interrupt_of_the_whole_group_is_the_parents_affair(worker: Worker) -
     assert worker.devices()
 
 
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in native code"])
-def test_the_worker_dies_with_its_parent(tmp_path: Path, busy: bool) -> None:
+@named_cases(("idle", False), ("in native code", True))
+def test_the_worker_dies_with_its_parent(busy: bool, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import sys, threading, time\n"
@@ -522,18 +520,15 @@ def _quiet(line: str) -> None:
     assert line
 
 
-OWN: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
-    "nothing said": ({"timeout": 90.0}, {}, None),
-    "the same": ({"timeout": 90.0, "on_log": _quiet}, {"timeout": 90, "on_log": _quiet}, None),
-    "another timeout": ({"timeout": 90.0}, {"timeout": 60.0}, "timeout"),
-    "a log where the worker has none": ({}, {"on_log": _quiet}, "on_log"),
-    "another log": ({"on_log": _quiet}, {"on_log": print}, "on_log"),
-}
-
-
-@pytest.mark.parametrize(("own", "given", "refused"), OWN.values(), ids=OWN.keys())
+@named_cases(
+    ("nothing said", {"timeout": 90.0}, {}, None),
+    ("the same", {"timeout": 90.0, "on_log": _quiet}, {"timeout": 90, "on_log": _quiet}, None),
+    ("another timeout", {"timeout": 90.0}, {"timeout": 60.0}, "timeout"),
+    ("a log where the worker has none", {}, {"on_log": _quiet}, "on_log"),
+    ("another log", {"on_log": _quiet}, {"on_log": print}, "on_log"),
+)
 def test_a_worker_that_is_given_keeps_its_timeout_and_log(
-    model: Path, own: dict[str, Any], given: dict[str, Any], refused: str | None
+    own: dict[str, Any], given: dict[str, Any], refused: str | None, model: Path
 ) -> None:
     with Worker(**own) as worker:
         if refused is None:
@@ -544,8 +539,8 @@ def test_a_worker_that_is_given_keeps_its_timeout_and_log(
         assert (worker.timeout, worker.on_log) == (own.get("timeout", 120.0), own.get("on_log"))
 
 
-@pytest.mark.parametrize("how", ["asks", "closes", "asks while its parent waits"])
-def test_a_fork_leaves_the_process_of_its_parent_alone(model: Path, how: str) -> None:
+@cases("asks", "closes", "asks while its parent waits")
+def test_a_fork_leaves_the_process_of_its_parent_alone(how: str, model: Path) -> None:
     with Worker() as worker:
         build, pid = worker.build(), worker.pid
         if how.endswith("waits"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from benchmarks.placement_tables import (
     CHECKS,
     CONSISTENT,
@@ -19,6 +17,7 @@ from benchmarks.placement_tables import (
     document,
     verdicts,
 )
+from tests.support.cases import named_cases
 
 MIB = 2**20
 
@@ -49,42 +48,27 @@ def pair(ours: Placed | None = None, theirs: Placed | None = None, n_devices: in
     return Pair("a model/a machine", n_devices, (2048, 512), ours or placed(), theirs)
 
 
-@pytest.mark.parametrize(
-    ("given", "check", "met", "shown"),
-    [
-        pytest.param(pair(placed(10), placed(10)), NEVER_SLOWER, True, "10.000 s against 10.000 s", id="as slow"),
-        pytest.param(pair(placed(10.01), placed(10)), NEVER_SLOWER, False, "(1.001×)", id="slower"),
-        pytest.param(pair(placed(10 + 1e-10), placed(10)), NEVER_SLOWER, True, "", id="slower by rounding"),
-        pytest.param(pair(placed(), None), NEVER_SLOWER, True, "upstream gives up", id="upstream gives up"),
-        pytest.param(
-            pair(placed(11), placed(10, n_ctx=8192)),
-            NEVER_SLOWER,
-            False,
-            "context 4096 against 8192",
-            id="another context",
-        ),
-        pytest.param(
-            pair(placed(11), placed(10, left=(-1, 0))), NEVER_SLOWER, False, "beyond a margin", id="upstream over it"
-        ),
-        pytest.param(pair(placed(left=(29, 0))), FILLED, True, "29 MiB on CUDA0", id="a gap below the smallest"),
-        pytest.param(pair(placed(left=(30, 0))), FILLED, False, "blk.1.ffn_up.weight", id="a gap as large"),
-        pytest.param(pair(placed(left=(29, 40))), FILLED, False, "40 MiB on CUDA1, which is left out", id="left out"),
-        pytest.param(pair(placed(smallest=None, left=(99, 99))), FILLED, None, "", id="nothing on the host"),
-        pytest.param(
-            pair(placed(left=(1, 2)), placed(left=(10, 20)), 8), TENTH, True, "3 MiB against 30 MiB", id="a tenth"
-        ),
-        pytest.param(pair(placed(left=(2, 2)), placed(left=(10, 20)), 8), TENTH, False, "4 MiB", id="over a tenth"),
-        pytest.param(
-            pair(placed(left=(2, 1)), placed(left=(40, -10)), 8), TENTH, True, "against 40 MiB", id="over a margin"
-        ),
-        pytest.param(pair(placed(left=(9, 9)), placed(), 7), TENTH, None, "", id="seven devices"),
-        pytest.param(pair(placed(left=(9, 9)), None, 8), TENTH, None, "", id="no plan of upstream's"),
-        pytest.param(pair(placed(left=(0, 3))), WITHIN, True, "", id="just the margin"),
-        pytest.param(pair(placed(left=(-1, 3))), WITHIN, False, "CUDA0 by 1 MiB", id="beyond the margin"),
-        pytest.param(pair(placed(10, own=10)), CONSISTENT, True, "", id="the same price"),
-        pytest.param(pair(placed(10, own=10.001)), CONSISTENT, False, "10.001000 s by the plan", id="another price"),
-        pytest.param(pair(placed(10)), CONSISTENT, None, "", id="another workload"),
-    ],
+@named_cases(
+    ("as slow", pair(placed(10), placed(10)), NEVER_SLOWER, True, "10.000 s against 10.000 s"),
+    ("slower", pair(placed(10.01), placed(10)), NEVER_SLOWER, False, "(1.001×)"),
+    ("slower by rounding", pair(placed(10 + 1e-10), placed(10)), NEVER_SLOWER, True, ""),
+    ("upstream gives up", pair(placed(), None), NEVER_SLOWER, True, "upstream gives up"),
+    ("another context", pair(placed(11), placed(10, n_ctx=8192)), NEVER_SLOWER, False, "context 4096 against 8192"),
+    ("upstream over it", pair(placed(11), placed(10, left=(-1, 0))), NEVER_SLOWER, False, "beyond a margin"),
+    ("a gap below the smallest", pair(placed(left=(29, 0))), FILLED, True, "29 MiB on CUDA0"),
+    ("a gap as large", pair(placed(left=(30, 0))), FILLED, False, "blk.1.ffn_up.weight"),
+    ("left out", pair(placed(left=(29, 40))), FILLED, False, "40 MiB on CUDA1, which is left out"),
+    ("nothing on the host", pair(placed(smallest=None, left=(99, 99))), FILLED, None, ""),
+    ("a tenth", pair(placed(left=(1, 2)), placed(left=(10, 20)), 8), TENTH, True, "3 MiB against 30 MiB"),
+    ("over a tenth", pair(placed(left=(2, 2)), placed(left=(10, 20)), 8), TENTH, False, "4 MiB"),
+    ("over a margin", pair(placed(left=(2, 1)), placed(left=(40, -10)), 8), TENTH, True, "against 40 MiB"),
+    ("seven devices", pair(placed(left=(9, 9)), placed(), 7), TENTH, None, ""),
+    ("no plan of upstream's", pair(placed(left=(9, 9)), None, 8), TENTH, None, ""),
+    ("just the margin", pair(placed(left=(0, 3))), WITHIN, True, ""),
+    ("beyond the margin", pair(placed(left=(-1, 3))), WITHIN, False, "CUDA0 by 1 MiB"),
+    ("the same price", pair(placed(10, own=10)), CONSISTENT, True, ""),
+    ("another price", pair(placed(10, own=10.001)), CONSISTENT, False, "10.001000 s by the plan"),
+    ("another workload", pair(placed(10)), CONSISTENT, None, ""),
 )
 def test_checks(given: Pair, check: str, met: bool | None, shown: str) -> None:
     found = [verdict for verdict in verdicts([given]) if verdict.check == check]

@@ -11,6 +11,7 @@ from benchmarks import compare, tables
 from benchmarks.measuring import with_layers
 from benchmarks.results import Chosen, Comparison, Growth, Memory, Program, Results, Setting, load, save
 from benchmarks.tables import DEVICES, EIGHT_LOADS, EIGHT_RATIO, LAYERS, MEMORY, ONE_RATIO, checks, document
+from tests.support.cases import cases, named_cases
 from tools.shapes import SHAPES
 
 MB = 10**6
@@ -45,36 +46,31 @@ def growth(n: int, seconds: float) -> Growth:
     return Growth(n, (seconds,), 4, n, GIB, 4 * GIB)
 
 
-@pytest.mark.parametrize(
-    ("case", "goal", "met", "shown"),
-    [
-        pytest.param(comparison(upstream=(25.0,)), EIGHT_RATIO, True, "25.00×", id="just 25 times"),
-        pytest.param(comparison(upstream=(24.9,)), EIGHT_RATIO, False, "24.90×", id="not quite 25 times"),
-        pytest.param(
-            comparison(seconds=(9.0, 1.0, 1.0), upstream=(26.0, 26.0, 0.1)), EIGHT_RATIO, True, "26.00×", id="medians"
-        ),
-        pytest.param(comparison(loads=6), EIGHT_LOADS, True, "6 loads", id="six loads"),
-        pytest.param(comparison(loads=7), EIGHT_LOADS, False, "7 loads", id="seven loads"),
-        pytest.param(comparison(1, upstream=(1.0,)), ONE_RATIO, True, "1.00×", id="as fast"),
-        pytest.param(comparison(1, upstream=(0.99,)), ONE_RATIO, False, "0.99×", id="slower"),
-        pytest.param(comparison(1, n_vocab=128_000), ONE_RATIO, True, "30.00×", id="a vocabulary of 128k"),
-        pytest.param(comparison(1, n_vocab=127_999), ONE_RATIO, None, "", id="a smaller vocabulary"),
-        pytest.param(comparison(2), EIGHT_RATIO, None, "", id="two devices are no eight"),
-        pytest.param(comparison(2), ONE_RATIO, None, "", id="nor one"),
-        pytest.param(comparison(8), ONE_RATIO, None, "", id="eight are not one"),
-        pytest.param(comparison(2, peak=250 * MB - 1), MEMORY, True, "250 MB", id="below 250 MB"),
-        pytest.param(comparison(2, peak=250 * MB), MEMORY, False, "250 MB", id="250 MB"),
-    ],
+@named_cases(
+    ("just 25 times", comparison(upstream=(25.0,)), EIGHT_RATIO, True, "25.00×"),
+    ("not quite 25 times", comparison(upstream=(24.9,)), EIGHT_RATIO, False, "24.90×"),
+    ("medians", comparison(seconds=(9.0, 1.0, 1.0), upstream=(26.0, 26.0, 0.1)), EIGHT_RATIO, True, "26.00×"),
+    ("six loads", comparison(loads=6), EIGHT_LOADS, True, "6 loads"),
+    ("seven loads", comparison(loads=7), EIGHT_LOADS, False, "7 loads"),
+    ("as fast", comparison(1, upstream=(1.0,)), ONE_RATIO, True, "1.00×"),
+    ("slower", comparison(1, upstream=(0.99,)), ONE_RATIO, False, "0.99×"),
+    ("a vocabulary of 128k", comparison(1, n_vocab=128_000), ONE_RATIO, True, "30.00×"),
+    ("a smaller vocabulary", comparison(1, n_vocab=127_999), ONE_RATIO, None, ""),
+    ("two devices are no eight", comparison(2), EIGHT_RATIO, None, ""),
+    ("nor one", comparison(2), ONE_RATIO, None, ""),
+    ("eight are not one", comparison(8), ONE_RATIO, None, ""),
+    ("below 250 MB", comparison(2, peak=250 * MB - 1), MEMORY, True, "250 MB"),
+    ("250 MB", comparison(2, peak=250 * MB), MEMORY, False, "250 MB"),
 )
 def test_goals_on_a_case(case: Comparison, goal: str, met: bool | None, shown: str) -> None:
     found = [check for check in checks(Results(SETTING, (case,))) if check.goal == goal]
     assert [(check.case, check.met, check.shown) for check in found] == ([] if met is None else [("a", met, shown)])
 
 
-@pytest.mark.parametrize(
-    ("seconds", "met"),
-    [((1.0, 2.0, 6.25), (True, True)), ((1.0, 2.1, 6.25), (False, True)), ((0.5, 1.0, 3.2), (True, False))],
-    ids=["linear", "steeper at once", "steeper at the end"],
+@named_cases(
+    ("linear", (1.0, 2.0, 6.25), (True, True)),
+    ("steeper at once", (1.0, 2.1, 6.25), (False, True)),
+    ("steeper at the end", (0.5, 1.0, 3.2), (True, False)),
 )
 def test_growth_is_compared_with_the_first_row(seconds: tuple[float, ...], met: tuple[bool, ...]) -> None:
     rows = tuple(growth(n, s) for n, s in zip((16, 32, 100), seconds, strict=True))
@@ -94,25 +90,22 @@ RESULTS = Results(
 )
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"- **{EIGHT_RATIO}**: not met in 1 of 1 case: eight (15.00×).",
-        f"- **{EIGHT_LOADS}**: met (1 case; the closest 5 loads, eight).",
-        f"- **{MEMORY}**: not met in 1 of 3 cases: two (300 MB).",
-        f"- **{DEVICES}**: met (1 case; the closest 1.20×, 2 devices).",
-        f"- **{LAYERS}**: not met in 1 of 1 case: 32 layers (2.50×).",
-        "| eight | 8 | 130000 | 15.0× | 2.000 | 30.00 | 5 | 43 | 2.500 | 9 | not met: 15.00× |",
-        "| one | 1 | 130000 | 4.5× | 1.000 | 4.50 | 5 | 43 | 2.500 | 9 | met |",
-        "| two | 2 | 130000 | 1.0× | 1.000 | 1.00 | 5 | 9 | 2.500 | 9 |  |",
-        "| eight | 1000 | 100 | 120 | 90 | 2 | 60 | 61 | met |",
-        "| two | 1000 | 300 | 320 | 90 | 2 | 0 | 0 | not met: 300 MB |",
-        "| eight | 6144 | 4096 | 8192 | 3.00 | 3.00 | 7 | 7 (over on CUDA1) |",
-        "| two | 6144 | 4096 | gave up | 3.00 | gave up | 7 | gave up |",
-        "| 1 | 1 | 25 % | 0.500 | 4 | 1.00× | 1.00× |  |",
-        "| 2 | 2 | 25 % | 0.600 | 4 | 1.20× | 2.00× | met |",
-        "| 32 | 32 | 25 % | 2.500 | 4 | 2.50× | 2.00× | not met: 2.50× |",
-    ],
+@cases(
+    f"- **{EIGHT_RATIO}**: not met in 1 of 1 case: eight (15.00×).",
+    f"- **{EIGHT_LOADS}**: met (1 case; the closest 5 loads, eight).",
+    f"- **{MEMORY}**: not met in 1 of 3 cases: two (300 MB).",
+    f"- **{DEVICES}**: met (1 case; the closest 1.20×, 2 devices).",
+    f"- **{LAYERS}**: not met in 1 of 1 case: 32 layers (2.50×).",
+    "| eight | 8 | 130000 | 15.0× | 2.000 | 30.00 | 5 | 43 | 2.500 | 9 | not met: 15.00× |",
+    "| one | 1 | 130000 | 4.5× | 1.000 | 4.50 | 5 | 43 | 2.500 | 9 | met |",
+    "| two | 2 | 130000 | 1.0× | 1.000 | 1.00 | 5 | 9 | 2.500 | 9 |  |",
+    "| eight | 1000 | 100 | 120 | 90 | 2 | 60 | 61 | met |",
+    "| two | 1000 | 300 | 320 | 90 | 2 | 0 | 0 | not met: 300 MB |",
+    "| eight | 6144 | 4096 | 8192 | 3.00 | 3.00 | 7 | 7 (over on CUDA1) |",
+    "| two | 6144 | 4096 | gave up | 3.00 | gave up | 7 | gave up |",
+    "| 1 | 1 | 25 % | 0.500 | 4 | 1.00× | 1.00× |  |",
+    "| 2 | 2 | 25 % | 0.600 | 4 | 1.20× | 2.00× | met |",
+    "| 32 | 32 | 25 % | 2.500 | 4 | 2.50× | 2.00× | not met: 2.50× |",
 )
 def test_lines_of_the_document(line: str) -> None:
     assert line in document(RESULTS).splitlines()
@@ -149,17 +142,14 @@ def test_a_part_that_failed_makes_the_status(tmp_path: Path) -> None:
     assert compare.main(["--from", str(tmp_path / "raw.json"), "--results", str(tmp_path / "a.md")]) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [(["--runs", "0"], "--runs needs at least one"), (["--only", "gpt-2"], "no case has 'gpt-2' in its name")],
-)
+@cases((["--runs", "0"], "--runs needs at least one"), (["--only", "gpt-2"], "no case has 'gpt-2' in its name"))
 def test_bad_arguments(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         compare.main(arguments)
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("n_layer", [16, 94, 100])
+@cases(16, 94, 100)
 def test_more_and_fewer_layers(n_layer: int) -> None:
     whole = SHAPES["qwen3-235b-a22b"]
     shape = with_layers(whole, n_layer)

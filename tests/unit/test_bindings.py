@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import named_cases
+
 BINDINGS = Path(__file__).resolve().parents[2] / "bindings"
 
 INTERNAL = {
@@ -99,16 +101,13 @@ def test_nothing_throws_across_the_c_interface() -> None:
     assert {name for name in declared() if not is_guarded(bodies[name])} == set(UNGUARDED)
 
 
-BODIES = {
-    "all of it": ("return fitter::guarded(false, [&] {\n        return true;\n    });", True),
-    "on one line": ("fitter::guarded([] { go(); });", True),
-    "with a type": ("return fitter::guarded<int32_t>(-1, [&]() -> int32_t { return 1; });", True),
-    "nothing": ("return new std::regex(pattern);", False),
-    "something before it": ("std::string name(text);\n    return fitter::guarded(false, [&] { return true; });", False),
-    "something behind it": ("fitter::guarded([] { go(); });\n    std::string name(text);", False),
-}
-
-
-@pytest.mark.parametrize(("body", "expected"), BODIES.values(), ids=BODIES.keys())
+@named_cases(
+    ("all of it", "return fitter::guarded(false, [&] {\n        return true;\n    });", True),
+    ("on one line", "fitter::guarded([] { go(); });", True),
+    ("with a type", "return fitter::guarded<int32_t>(-1, [&]() -> int32_t { return 1; });", True),
+    ("nothing", "return new std::regex(pattern);", False),
+    ("something before it", "std::string name(text);\n    return fitter::guarded(false, [&] { return true; });", False),
+    ("something behind it", "fitter::guarded([] { go(); });\n    std::string name(text);", False),
+)
 def test_what_is_guarded(body: str, expected: bool) -> None:
     assert [is_guarded(found) for _, found in definitions(f"bool fitter_x(void) {{\n    {body}\n}}\n")] == [expected]

@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.cases import named_cases
+
 BINDINGS = Path(__file__).resolve().parents[2] / "bindings"
 
 HEADER = """
@@ -32,18 +34,14 @@ def bound() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("ggml_called(1);", ["ggml_called"]),
-        ("llama_cpp_function(text);", ["_Z18llama_cpp_functionPKc"]),
-        ("auto f = &ggml_called;", ["ggml_called"]),
-        ('decltype(&ggml_called) f = loaded("ggml_called");  // ggml_called', []),
-        ("ggml_inline(2); ggml_gone(); ggml_backend_init();", []),
-    ],
-    ids=["C", "C++", "an address", "its type, its name and a comment", "no functions of a library"],
+@named_cases(
+    ("C", "ggml_called(1);", ["ggml_called"]),
+    ("C++", "llama_cpp_function(text);", ["_Z18llama_cpp_functionPKc"]),
+    ("an address", "auto f = &ggml_called;", ["ggml_called"]),
+    ("its type, its name and a comment", 'decltype(&ggml_called) f = loaded("ggml_called");  // ggml_called', []),
+    ("no functions of a library", "ggml_inline(2); ggml_gone(); ggml_backend_init();", []),
 )
-def test_what_is_bound(bound: ModuleType, source: str, expected: list[str]) -> None:
+def test_what_is_bound(source: str, expected: list[str], bound: ModuleType) -> None:
     assert bound.called([HEADER], [source], NAMES) == sorted([*expected, "ggml_abort"])
 
 

@@ -23,6 +23,7 @@ from fitter.programs.kubernetes import documents
 from fitter.programs.later import Later
 from fitter.programs.server_process import process_bytes
 from fitter.storage.data_files import read_data
+from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, make_plan, shared_use
 
 VOCAB = 32000
@@ -51,21 +52,20 @@ def test_a_pod_gets_what_the_plan_counts_and_what_the_process_takes() -> None:
     assert process <= claim.process < process + MIB
 
 
-MORE: dict[str, Callable[[Plan], Plan]] = {
-    "weights of a draft model": lambda plan: replace(
-        plan, shared=(SharedUse("draft", "d", (Row("CPU", None, True, GIB, 0, 0),)),)
+@named_cases(
+    (
+        "weights of a draft model",
+        lambda plan: replace(plan, shared=(SharedUse("draft", "d", (Row("CPU", None, True, GIB, 0, 0),)),)),
     ),
-    "memory that the GPU shares": lambda plan: replace(
-        plan, pools=(PoolUse("CUDA0+host", 9 * GIB, 9 * GIB, 0, 3 * GIB, ("CUDA0", "host")),)
+    (
+        "memory that the GPU shares",
+        lambda plan: replace(plan, pools=(PoolUse("CUDA0+host", 9 * GIB, 9 * GIB, 0, 3 * GIB, ("CUDA0", "host")),)),
     ),
-    "a larger vocabulary": lambda plan: replace(plan, later=(CACHE, replace(LOGITS, each=4 * 256000))),
-    "slots": lambda plan: replace(plan, params=replace(plan.params, n_seq_max=64)),
-    "a longer context": lambda plan: replace(plan, params=replace(plan.params, n_ctx=1 << 20)),
-    "larger states": lambda plan: replace(plan, later=(replace(CACHE, each=512 * MIB), LOGITS)),
-}
-
-
-@pytest.mark.parametrize("more", MORE.values(), ids=MORE)
+    ("a larger vocabulary", lambda plan: replace(plan, later=(CACHE, replace(LOGITS, each=4 * 256000)))),
+    ("slots", lambda plan: replace(plan, params=replace(plan.params, n_seq_max=64))),
+    ("a longer context", lambda plan: replace(plan, params=replace(plan.params, n_ctx=1 << 20))),
+    ("larger states", lambda plan: replace(plan, later=(replace(CACHE, each=512 * MIB), LOGITS))),
+)
 def test_what_needs_more_memory(more: Callable[[Plan], Plan]) -> None:
     assert pod_claim(more(served())).memory > pod_claim(served()).memory
 
@@ -87,26 +87,21 @@ def test_no_run_took_more(run: dict[str, Any]) -> None:
 
 # --- a pod's devices
 
-DEVICES: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
-    "none": ((), {}),
-    "two of NVIDIA": (("CUDA0", "CUDA1"), {"nvidia.com/gpu": 2}),
-    "AMD": (("ROCm0",), {"amd.com/gpu": 1}),
-    "Intel": (("SYCL0",), {"gpu.intel.com/i915": 1}),
-}
 
-
-@pytest.mark.parametrize(("devices", "expected"), DEVICES.values(), ids=DEVICES)
+@named_cases(
+    ("none", (), {}),
+    ("two of NVIDIA", ("CUDA0", "CUDA1"), {"nvidia.com/gpu": 2}),
+    ("AMD", ("ROCm0",), {"amd.com/gpu": 1}),
+    ("Intel", ("SYCL0",), {"gpu.intel.com/i915": 1}),
+)
 def test_devices(devices: tuple[str, ...], expected: dict[str, int]) -> None:
     assert pod_claim(served(devices=devices)).devices == expected
 
 
-@pytest.mark.parametrize(
-    ("description", "resource"),
-    [
-        ("NVIDIA GeForce RTX 4090", "nvidia.com/gpu"),
-        ("AMD Radeon (RADV)", "amd.com/gpu"),
-        ("Intel Arc", "gpu.intel.com/i915"),
-    ],
+@cases(
+    ("NVIDIA GeForce RTX 4090", "nvidia.com/gpu"),
+    ("AMD Radeon (RADV)", "amd.com/gpu"),
+    ("Intel Arc", "gpu.intel.com/i915"),
 )
 def test_a_vulkan_device_is_its_vendors(description: str, resource: str) -> None:
     plan = served(devices=("Vulkan0",))
@@ -131,18 +126,15 @@ def test_what_no_pod_can_have(name: str, plan: Plan, message: str) -> None:
         render(plan, name)
 
 
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("/m/Qwen3-30B-A3B-Q4_K_M.gguf", "qwen3-30b-a3b-q4-k-m"),
-        ("https://host/a/b.gguf?download=true", "b"),
-        ("/m/big-00001-of-00003.gguf", "big"),
-        ("Qwen/Qwen3.6-30B-A3B", "qwen3-6-30b-a3b"),
-        ("/m/8b.gguf", "model-8b"),
-        ("/m/模型.gguf", "model"),
-        ("/m/" + "x" * 99 + ".gguf", "x" * 56),
-        ("C:\\m\\a b.gguf", "a-b"),
-    ],
+@cases(
+    ("/m/Qwen3-30B-A3B-Q4_K_M.gguf", "qwen3-30b-a3b-q4-k-m"),
+    ("https://host/a/b.gguf?download=true", "b"),
+    ("/m/big-00001-of-00003.gguf", "big"),
+    ("Qwen/Qwen3.6-30B-A3B", "qwen3-6-30b-a3b"),
+    ("/m/8b.gguf", "model-8b"),
+    ("/m/模型.gguf", "model"),
+    ("/m/" + "x" * 99 + ".gguf", "x" * 56),
+    ("C:\\m\\a b.gguf", "a-b"),
 )
 def test_names(model: str, expected: str) -> None:
     assert claim_name(model) == expected
@@ -160,7 +152,7 @@ def expanded(word: str) -> str:
     return re.sub(r"\$(\$|\(HOME\))", lambda found: "$" if found[1] == "$" else "a variable", word)
 
 
-@pytest.mark.parametrize("path", ["/m/Model.gguf", "/my models/a 'b' \"c\".gguf", "/m/$(HOME)/$$.gguf", "/m/no"])
+@cases("/m/Model.gguf", "/my models/a 'b' \"c\".gguf", "/m/$(HOME)/$$.gguf", "/m/no")
 def test_a_deployment(path: str) -> None:
     plan = served(Params(n_ctx=512, n_gpu_layers=33), path=path)
     deployment, service = objects(render(plan, "kubernetes"))
@@ -194,12 +186,9 @@ def test_no_file_with_a_colon_is_mounted() -> None:
         render(served(path="/m/a:b.gguf"), "kubernetes")
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"a": {"b": [1, True, None, "x: y", {"c": [], "d": {}}]}, "e": "no"},
-        {"list": [{"one": 1, "two": ["a", ["b"]]}, "#"]},
-    ],
+@cases(
+    {"a": {"b": [1, True, None, "x: y", {"c": [], "d": {}}]}, "e": "no"},
+    {"list": [{"one": 1, "two": ["a", ["b"]]}, "#"]},
 )
 def test_yaml_is_read_back(value: dict[str, Any]) -> None:
     assert objects(documents(value, value)) == [value, value]
@@ -207,25 +196,25 @@ def test_yaml_is_read_back(value: dict[str, Any]) -> None:
 
 # --- LLMKube
 
-FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
-    "fields": (
+
+@named_cases(
+    (
+        "fields",
         {"n_seq_max": 4, "type_k": "q8_0", "type_v": "q8_0", "n_batch": 1024, "n_ubatch": 256, "offload_kqv": False},
         {"parallelSlots": 4, "cacheTypeK": "q8_0", "batchSize": 1024, "uBatchSize": 256, "noKvOffload": True},
         ["-fit", "off"],
     ),
-    "a type without a name there": ({"type_k": "bf16"}, {"contextSize": 4096}, ["-ctk", "bf16"]),
-    "a context out of its range": ({"n_ctx": 64}, {}, ["-c", "64"]),
-    "flash attention off": ({"flash_attn": "off"}, {}, ["-fa", "off"]),
-    "flash attention on": ({"flash_attn": "on"}, {"flashAttention": True}, []),
-    "overrides": (
+    ("a type without a name there", {"type_k": "bf16"}, {"contextSize": 4096}, ["-ctk", "bf16"]),
+    ("a context out of its range", {"n_ctx": 64}, {}, ["-c", "64"]),
+    ("flash attention off", {"flash_attn": "off"}, {}, ["-fa", "off"]),
+    ("flash attention on", {"flash_attn": "on"}, {"flashAttention": True}, []),
+    (
+        "overrides",
         {"tensor_buft_overrides": (TensorBuftOverride("^a$", "CPU"), TensorBuftOverride("b", "CPU"))},
         {"tensorOverrides": ["^a$=CPU", "b=CPU"]},
         [],
     ),
-}
-
-
-@pytest.mark.parametrize(("params", "fields", "others"), FIELDS.values(), ids=FIELDS)
+)
 def test_llmkube_has_every_parameter(params: dict[str, Any], fields: dict[str, Any], others: list[str]) -> None:
     plan = served(Params(**{"n_ctx": 4096, "n_gpu_layers": 33, **params}))
     model, service = objects(render(plan, "llmkube"))
@@ -248,21 +237,20 @@ _FIELDS_OF_OPTIONS = {
 }
 
 
-NOT_THERE: dict[str, tuple[Plan, str]] = {
-    "files": (served(path="/m/a-00001-of-00003.gguf"), "LLMKube's Model has one file, and this model has 3"),
-    "a space": (served(path="/my models/a.gguf"), "from a path without spaces or an http address, not from /my models"),
-    "cards": (
+@named_cases(
+    ("files", served(path="/m/a-00001-of-00003.gguf"), "LLMKube's Model has one file, and this model has 3"),
+    ("a space", served(path="/my models/a.gguf"), "from a path without spaces or an http address, not from /my models"),
+    (
+        "cards",
         served(devices=tuple(f"CUDA{n}" for n in range(9))),
         "8 GPUs of one vendor at most, and this plan uses 9",
     ),
-    "an adapter": (
+    (
+        "an adapter",
         replace(served(), shared=(SharedUse("lora", "a", (), ("--lora", "/a/x.gguf")),)),
         "no field for the file of --lora: use kubernetes",
     ),
-}
-
-
-@pytest.mark.parametrize(("plan", "message"), NOT_THERE.values(), ids=NOT_THERE)
+)
 def test_what_llmkube_cannot_express(plan: Plan, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         render(plan, "llmkube")
@@ -277,7 +265,7 @@ def test_llmkube_reads_a_model_from_its_address() -> None:
 # --- a device
 
 
-@pytest.mark.parametrize("least", [0.5, 20.0, 99.0])
+@cases(0.5, 20.0, 99.0)
 def test_the_least_bandwidth_reaches_the_speed(least: float) -> None:
     def speed(bandwidth: float) -> float:
         return 1 / (0.01 + 4e9 / bandwidth)
@@ -316,7 +304,7 @@ def test_the_document_of_a_pod() -> None:
     assert (document["claimName"], document["memory"]) == ("model", claim.memory)
 
 
-@pytest.mark.parametrize("name", ["kubernetes", "llmkube"])
+@cases("kubernetes", "llmkube")
 def test_a_pattern_that_llama_cpp_would_cut_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"a\{1,2\}"):
         render(served(Params(n_ctx=512, tensor_buft_overrides=(TensorBuftOverride("a{1,2}", "CPU"),))), name)

@@ -13,6 +13,7 @@ from fitter.cli import main, unknown_options
 from fitter.cli.fit import fit
 from fitter.cli.llama_options import Used, all_options, split
 from fitter.llama.types import Params
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tools.follow.facts import known
 from tools.upstream_options import SOURCE, UpstreamOption, read_options
@@ -98,8 +99,8 @@ def test_what_goes_on_is_read_by_llama_server(upstream: tuple[UpstreamOption, ..
 
 
 @needs_source
-@pytest.mark.parametrize("field", ["tensor_buft_overrides", "embedding", "no_host", "cache_ram_mib", "pooling_type"])
-def test_what_sets_memory_is_never_passed_on(upstream: tuple[UpstreamOption, ...], field: str) -> None:
+@cases("tensor_buft_overrides", "embedding", "no_host", "cache_ram_mib", "pooling_type")
+def test_what_sets_memory_is_never_passed_on(field: str, upstream: tuple[UpstreamOption, ...]) -> None:
     names = [name for option in upstream if field in option.fields for name in option.names if name in all_options()]
     assert {all_options()[name].use for name in names} <= {"memory", "other", "model"}
 
@@ -127,24 +128,21 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 FITTED = "-c 4096 -ngl 33 -np 1 -fit off"
 
 
-@pytest.mark.parametrize(
-    ("words", "passed", "ignored"),
-    [
-        ("-t 8", "-t 8", ""),
-        ("--threads -1", "--threads -1", ""),
-        ("--port 8080 --host 0.0.0.0 --metrics", "--port 8080 --host 0.0.0.0 --metrics", ""),
-        ("--port=8080", "--port 8080", ""),
-        ("--threads_http 4", "--threads-http 4", ""),
-        ("--temp 0.7 --top_k=40 -n 512", "--temp 0.7 --top-k 40 -n 512", ""),
-        ("--no-webui --jinja -nocb", "--no-webui --jinja -nocb", ""),
-        ("-p hello -e", "", "-p, -e"),
-        ("-fit off --color auto -t 4 --color on", "-t 4", "-fit, --color"),
-        ("-td 4", "-td 4", ""),
-        ("-p -c", "", "-p"),
-    ],
+@cases(
+    ("-t 8", "-t 8", ""),
+    ("--threads -1", "--threads -1", ""),
+    ("--port 8080 --host 0.0.0.0 --metrics", "--port 8080 --host 0.0.0.0 --metrics", ""),
+    ("--port=8080", "--port 8080", ""),
+    ("--threads_http 4", "--threads-http 4", ""),
+    ("--temp 0.7 --top_k=40 -n 512", "--temp 0.7 --top-k 40 -n 512", ""),
+    ("--no-webui --jinja -nocb", "--no-webui --jinja -nocb", ""),
+    ("-p hello -e", "", "-p, -e"),
+    ("-fit off --color auto -t 4 --color on", "-t 4", "-fit, --color"),
+    ("-td 4", "-td 4", ""),
+    ("-p -c", "", "-p"),
 )
 def test_they_go_on_or_are_named(
-    calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str], words: str, passed: str, ignored: str
+    words: str, passed: str, ignored: str, calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["model.gguf", *words.split()]) == 0
     assert calls == [("model.gguf", {})]
@@ -161,9 +159,9 @@ def test_they_go_on_quoted_for_a_shell(
     assert capsys.readouterr().out == f"{FITTED} --alias 'my model'\n"
 
 
-@pytest.mark.parametrize("form", ["json", "ini", "env"])
+@cases("json", "ini", "env")
 def test_a_format_that_is_no_arguments_names_them(
-    calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str], form: str
+    form: str, calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["model.gguf", "-t", "8", "--no-webui", "-p", "x", "--format", form]) == 0
     out, err = capsys.readouterr()
@@ -172,87 +170,75 @@ def test_a_format_that_is_no_arguments_names_them(
     assert "threads" not in out
 
 
-@pytest.mark.parametrize(
-    ("words", "keywords"),
-    [
-        ("--no-mmap", {"load_mode": "none"}),
-        ("-lm mmap --mlock", {"load_mode": "mmap+mlock"}),
-        ("--mlock", {"load_mode": "mmap+mlock"}),
-        ("--no-mmap --mlock", {"load_mode": "mlock"}),
-        ("--mlock -t 4 --no-mmap", {"load_mode": "mlock"}),
-        ("--no-mmap --mmap --mlock", {"load_mode": "mmap+mlock"}),
-        ("--mlock --mmap", {"load_mode": "mmap+mlock"}),
-        ("-fa 1", {"flash_attn": "on"}),
-        ("-fa enabled", {"flash_attn": "on"}),
-        ("-fa true", {"flash_attn": "on"}),
-        ("-fa 0", {"flash_attn": "off"}),
-        ("--flash_attn disabled", {"flash_attn": "off"}),
-        ("-fa false", {"flash_attn": "off"}),
-        ("-fa -1", {"flash_attn": "auto"}),
-        ("--ctx_size 512 --cache_type_k=q8_0", {"n_ctx": 512, "type_k": "q8_0"}),
-        ("-ts 3,/1", {"tensor_split": (3.0, 1.0)}),
-        ("-fitt 512/1", {"margin": (512 << 20, 1 << 20)}),
-        ("--no_kv_offload", {"offload_kqv": False}),
-        # what a plan with a draft model, or with the model's own layers, says
-        ("--spec-type draft-simple -c 512", {"spec_type": ("draft-simple",), "n_ctx": 512}),
-        ("--spec-type=draft-mtp,ngram-mod", {"spec_type": ("draft-mtp", "ngram-mod")}),
-        # what llama-server takes after the load
-        (
-            "--cache_ram=100 --swa-checkpoints 4 -cms 64",
-            {"cache_ram": 100, "ctx_checkpoints": 4, "checkpoint_min_step": 64},
-        ),
-        ("-bs", {"backend_sampling": True}),
-        ("--no-cache-idle-slots --rerank", {"cache_idle_slots": False, "reranking": True}),
-    ],
+@cases(
+    ("--no-mmap", {"load_mode": "none"}),
+    ("-lm mmap --mlock", {"load_mode": "mmap+mlock"}),
+    ("--mlock", {"load_mode": "mmap+mlock"}),
+    ("--no-mmap --mlock", {"load_mode": "mlock"}),
+    ("--mlock -t 4 --no-mmap", {"load_mode": "mlock"}),
+    ("--no-mmap --mmap --mlock", {"load_mode": "mmap+mlock"}),
+    ("--mlock --mmap", {"load_mode": "mmap+mlock"}),
+    ("-fa 1", {"flash_attn": "on"}),
+    ("-fa enabled", {"flash_attn": "on"}),
+    ("-fa true", {"flash_attn": "on"}),
+    ("-fa 0", {"flash_attn": "off"}),
+    ("--flash_attn disabled", {"flash_attn": "off"}),
+    ("-fa false", {"flash_attn": "off"}),
+    ("-fa -1", {"flash_attn": "auto"}),
+    ("--ctx_size 512 --cache_type_k=q8_0", {"n_ctx": 512, "type_k": "q8_0"}),
+    ("-ts 3,/1", {"tensor_split": (3.0, 1.0)}),
+    ("-fitt 512/1", {"margin": (512 << 20, 1 << 20)}),
+    ("--no_kv_offload", {"offload_kqv": False}),
+    # what a plan with a draft model, or with the model's own layers, says
+    ("--spec-type draft-simple -c 512", {"spec_type": ("draft-simple",), "n_ctx": 512}),
+    ("--spec-type=draft-mtp,ngram-mod", {"spec_type": ("draft-mtp", "ngram-mod")}),
+    # what llama-server takes after the load
+    (
+        "--cache_ram=100 --swa-checkpoints 4 -cms 64",
+        {"cache_ram": 100, "ctx_checkpoints": 4, "checkpoint_min_step": 64},
+    ),
+    ("-bs", {"backend_sampling": True}),
+    ("--no-cache-idle-slots --rerank", {"cache_idle_slots": False, "reranking": True}),
 )
 def test_words_of_llama_cpp_for_options_of_fitter(
-    calls: list[tuple[str, dict[str, Any]]], words: str, keywords: dict[str, Any]
+    words: str, keywords: dict[str, Any], calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
     assert main(["model.gguf", *words.split()]) == 0
     assert calls == [("model.gguf", keywords)]
 
 
-@pytest.mark.parametrize(
-    ("words", "model"),
-    [
-        ("-m model.gguf", "model.gguf"),
-        ("fit --model model.gguf", "model.gguf"),
-        ("model.gguf -m model.gguf", "model.gguf"),
-        ("--model=a=b.gguf -t 4", "a=b.gguf"),
-        ("-t 4 -- -odd.gguf", "-odd.gguf"),
-        ("-md d.gguf -m model.gguf", "model.gguf"),
-    ],
+@cases(
+    ("-m model.gguf", "model.gguf"),
+    ("fit --model model.gguf", "model.gguf"),
+    ("model.gguf -m model.gguf", "model.gguf"),
+    ("--model=a=b.gguf -t 4", "a=b.gguf"),
+    ("-t 4 -- -odd.gguf", "-odd.gguf"),
+    ("-md d.gguf -m model.gguf", "model.gguf"),
 )
-def test_the_model_may_be_an_option(calls: list[tuple[str, dict[str, Any]]], words: str, model: str) -> None:
+def test_the_model_may_be_an_option(words: str, model: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
     assert main(words.split()) == 0
     assert calls[0][0] == model
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("a.gguf -m b.gguf", "two models are given, 'a.gguf' and -m 'b.gguf': give one"),
-        ("-t 8", "no model is given"),
-        ("m.gguf -mx", "No such option '-mx'"),
-        ("m.gguf -t", "Option '-t' requires an argument"),
-        ("m.gguf --metrics=1", "Option '--metrics' does not take a value"),
-        ("m.gguf --no-host", "--no-host changes what llama.cpp allocates, and fitter cannot plan for it: leave it out"),
-        ("m.gguf --eagle3", "leave it out, or use --reserve DEVICE=SIZE"),
-        ("m.gguf -cram -2", "Invalid value for '-cram' / '--cache-ram': -2 is too small; the smallest is -1"),
-        ("m.gguf --control-vector-layer-range 1 2", "changes what llama.cpp allocates"),
-        ("m.gguf --spec-default", "leave it out, or use --spec-type ngram-mod"),
-        ("m.gguf --no-repack", "changes what llama.cpp allocates"),
-        (
-            "-hff model.gguf",
-            "-hff makes llama.cpp download a model: give it as MODEL (a file, or hf://org/repo/file.gguf)",
-        ),
-        ("m.gguf --draft-max 4", "was removed from llama.cpp: leave it out, or use --spec-draft-n-max"),
-        ("m.gguf -npp 4", "belongs to another llama.cpp program"),
-        ("inspect m.gguf -t 4", "No such option '-t'"),
-    ],
+@cases(
+    ("a.gguf -m b.gguf", "two models are given, 'a.gguf' and -m 'b.gguf': give one"),
+    ("-t 8", "no model is given"),
+    ("m.gguf -mx", "No such option '-mx'"),
+    ("m.gguf -t", "Option '-t' requires an argument"),
+    ("m.gguf --metrics=1", "Option '--metrics' does not take a value"),
+    ("m.gguf --no-host", "--no-host changes what llama.cpp allocates, and fitter cannot plan for it: leave it out"),
+    ("m.gguf --eagle3", "leave it out, or use --reserve DEVICE=SIZE"),
+    ("m.gguf -cram -2", "Invalid value for '-cram' / '--cache-ram': -2 is too small; the smallest is -1"),
+    ("m.gguf --control-vector-layer-range 1 2", "changes what llama.cpp allocates"),
+    ("m.gguf --spec-default", "leave it out, or use --spec-type ngram-mod"),
+    ("m.gguf --no-repack", "changes what llama.cpp allocates"),
+    ("-hff model.gguf", "-hff makes llama.cpp download a model: give it as MODEL (a file, or hf://org/repo/file.gguf)"),
+    ("m.gguf --draft-max 4", "was removed from llama.cpp: leave it out, or use --spec-draft-n-max"),
+    ("m.gguf -npp 4", "belongs to another llama.cpp program"),
+    ("inspect m.gguf -t 4", "No such option '-t'"),
 )
 def test_what_changes_the_plan_is_refused(
-    calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str], words: str, message: str
+    words: str, message: str, calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words.split()) == 2
     out, err = capsys.readouterr()
@@ -260,30 +246,24 @@ def test_what_changes_the_plan_is_refused(
     assert message in err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("verfy x.gguf", "there is no command 'verfy', and no file of that name: did you mean 'verify'?"),
-        ("lokc", "did you mean 'lock'?"),
-        ("Devices", "did you mean 'devices'?"),
-        (
-            "qwen 3.6 27b --gpu 4090",
-            "there is no command 'qwen', and no file of that name; did you mean qwen3.6-27b or ",
-        ),
-        ("analyse x.gguf", "there is no command 'analyse', and no file of that name; the commands are fit, "),
-    ],
+@cases(
+    ("verfy x.gguf", "there is no command 'verfy', and no file of that name: did you mean 'verify'?"),
+    ("lokc", "did you mean 'lock'?"),
+    ("Devices", "did you mean 'devices'?"),
+    ("qwen 3.6 27b --gpu 4090", "there is no command 'qwen', and no file of that name; did you mean qwen3.6-27b or "),
+    ("analyse x.gguf", "there is no command 'analyse', and no file of that name; the commands are fit, "),
 )
 def test_a_misspelt_command_is_named(
-    calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str], words: str, message: str
+    words: str, message: str, calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words.split()) == 2
     assert calls == []
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("model", ["lokc", "model.gguf", "./lokc", "tiny"])
+@cases("lokc", "model.gguf", "./lokc", "tiny")
 def test_a_model_is_no_misspelt_command(
-    calls: list[tuple[str, dict[str, Any]]], tmp_path: Any, monkeypatch: pytest.MonkeyPatch, model: str
+    model: str, calls: list[tuple[str, dict[str, Any]]], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lokc").touch()
@@ -291,13 +271,10 @@ def test_a_model_is_no_misspelt_command(
     assert calls[0][0] == model
 
 
-@pytest.mark.parametrize(
-    ("words", "model"),
-    [
-        ("-hf org/repo", "hf://org/repo"),
-        ("--hf-repo=org/repo -c 4096", "hf://org/repo -c 4096"),
-        ("-hfr org/repo:Q4_K_M", "hf://org/repo --type Q4_K_M"),
-    ],
+@cases(
+    ("-hf org/repo", "hf://org/repo"),
+    ("--hf-repo=org/repo -c 4096", "hf://org/repo -c 4096"),
+    ("-hfr org/repo:Q4_K_M", "hf://org/repo --type Q4_K_M"),
 )
 def test_a_repository_of_the_hub_is_the_model(words: str, model: str) -> None:
     assert split(words.split(), {"--type": 1, "-c": 1}) == (model.split(), Used())

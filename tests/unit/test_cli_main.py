@@ -17,6 +17,7 @@ from fitter.llama.types import Params, TensorBuftOverride
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.request.request import Progress
 from tests.support.answers import Terminal
+from tests.support.cases import cases
 from tests.support.plans import GIB, MIB, make_plan
 
 Install = Callable[[Plan | BaseException], None]
@@ -59,9 +60,9 @@ def test_a_plan_that_does_not_fit_has_no_arguments(answer: Install, capsys: pyte
     assert err.splitlines()[-1] == f"fitter: does not fit: {PROBLEM.message}"
 
 
-@pytest.mark.parametrize(("problems", "status"), [((), 0), ((PROBLEM,), 1)])
+@cases(((), 0), ((PROBLEM,), 1))
 def test_json_comes_either_way(
-    answer: Install, capsys: pytest.CaptureFixture[str], problems: tuple[Problem, ...], status: int
+    problems: tuple[Problem, ...], status: int, answer: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer(make_plan(problems=problems))
     assert main(["m.gguf", "--json"]) == status
@@ -70,18 +71,15 @@ def test_json_comes_either_way(
     assert len(document["problems"]) == status
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (UsageError("no such GPU"), 2),
-        (ModelError("m.gguf is empty"), 3),
-        (LibraryError("libllama is missing"), 3),
-        (LlamaCppError("llama.cpp ended", ("line 1", "line 2")), 3),
-        (LlamaCppError("two\nlines  of it"), 3),
-    ],
+@cases(
+    (UsageError("no such GPU"), 2),
+    (ModelError("m.gguf is empty"), 3),
+    (LibraryError("libllama is missing"), 3),
+    (LlamaCppError("llama.cpp ended", ("line 1", "line 2")), 3),
+    (LlamaCppError("two\nlines  of it"), 3),
 )
 def test_an_error_is_one_line(
-    answer: Install, capsys: pytest.CaptureFixture[str], error: Exception, status: int
+    error: Exception, status: int, answer: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer(error)
     assert main(["m.gguf"]) == status
@@ -90,16 +88,13 @@ def test_an_error_is_one_line(
     assert err == f"fitter: error: {' '.join(str(error).split())}\n"
 
 
-@pytest.mark.parametrize(
-    ("option", "shown"),
-    [
-        ([], []),
-        (["-v"], ["[0 dummy loads] context 4096", "last words"]),
-        (["-vv"], ["[0 dummy loads] context 4096", "a line of llama.cpp's log"]),
-    ],
+@cases(
+    ([], []),
+    (["-v"], ["[0 dummy loads] context 4096", "last words"]),
+    (["-vv"], ["[0 dummy loads] context 4096", "a line of llama.cpp's log"]),
 )
 def test_verbose_shows_the_log_once(
-    answer: Install, capsys: pytest.CaptureFixture[str], option: list[str], shown: list[str]
+    option: list[str], shown: list[str], answer: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer(LlamaCppError("llama.cpp ended", ("last words",)))
     main(["m.gguf", *option])
@@ -156,7 +151,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize(("model", "program", "words", "hint", "line"), ON_A_TERMINAL.values(), ids=ON_A_TERMINAL)
+@cases(ON_A_TERMINAL)
 def test_a_terminal_gets_the_command(
     model: str, program: str, words: str, hint: str | None, line: str, answer: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +195,7 @@ def test_a_quiet_pipe_gets_the_answer_alone(answer: Install, capsys: pytest.Capt
     assert tuple(capsys.readouterr()) == ("", "fitter: error: m.gguf is empty\n")
 
 
-@pytest.mark.parametrize("words", ["-q -v", "-vv --quiet"])
+@cases("-q -v", "-vv --quiet")
 def test_quiet_and_verbose_exclude_each_other(words: str, answer: Install, capsys: pytest.CaptureFixture[str]) -> None:
     answer(make_plan())
     assert main(["m.gguf", *words.split()]) == 2

@@ -16,6 +16,7 @@ from fitter.cli import cli, main
 from fitter.cli.fit import fit
 from fitter.cli.group import COMMANDS
 from fitter.llama.types import DeviceInfo, Params
+from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, make_plan
 
 
@@ -35,103 +36,94 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     return made
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("", {}),
-        ("-c 4096", {"n_ctx": 4096}),
-        ("--ctx-size 0", {"n_ctx": 0}),
-        ("-ngl 12", {"n_gpu_layers": 12}),
-        ("--gpu-layers 0", {"n_gpu_layers": 0}),
-        ("--n-gpu-layers all", {"n_gpu_layers": -1}),
-        ("-ngl -2", {"n_gpu_layers": -1}),
-        ("-ngl auto", {}),
-        ("-ngl -1", {}),
-        ("-ts 3,1", {"tensor_split": (3.0, 1.0)}),
-        ("--tensor-split 0.5/1", {"tensor_split": (0.5, 1.0)}),
-        ("-ot exps=CPU", {"override_tensor": ("exps=CPU",)}),
-        ("-ot a=CPU,b=CUDA0 --override-tensor c=CPU", {"override_tensor": ("a=CPU", "b=CUDA0", "c=CPU")}),
-        ("-sm none -mg 1", {"split_mode": "none", "main_gpu": 1}),
-        ("--split-mode layer --main-gpu 0", {"split_mode": "layer", "main_gpu": 0}),
-        ("-dev CUDA1,CUDA0", {"devices": ("CUDA1", "CUDA0")}),
-        ("--device none", {"devices": ()}),
-        ("-b 4096 -ub 1024", {"n_batch": 4096, "n_ubatch": 1024}),
-        ("--batch-size 64 --ubatch-size 32", {"n_batch": 64, "n_ubatch": 32}),
-        ("-np 4 -kvu", {"n_seq_max": 4, "kv_unified": True}),
-        ("--parallel 4 --no-kv-unified", {"n_seq_max": 4, "kv_unified": False}),
-        ("-ctk q8_0 -ctv q4_0", {"type_k": "q8_0", "type_v": "q4_0"}),
-        ("--cache-type-k bf16 --cache-type-v iq4_nl", {"type_k": "bf16", "type_v": "iq4_nl"}),
-        ("-fa on", {"flash_attn": "on"}),
-        ("--flash-attn auto", {"flash_attn": "auto"}),
-        ("-nkvo", {"offload_kqv": False}),
-        ("--kv-offload", {"offload_kqv": True}),
-        ("--no-op-offload", {"op_offload": False}),
-        ("--op-offload", {"op_offload": True}),
-        ("--swa-full", {"swa_full": True}),
-        ("-cmoe", {"cpu_moe": True}),
-        ("--cpu-moe", {"cpu_moe": True}),
-        ("-ncmoe 3", {"n_cpu_moe": 3}),
-        ("-ncffn 3", {"n_cpu_ffn": 3}),
-        ("--moe-cache-mib 2048", {"moe_cache_size": 2048 * 2**20}),
-        ("--n-cpu-moe 0", {"n_cpu_moe": 0}),
-        ("-fitc 8192", {"fit_ctx": 8192}),
-        ("--fit-target 512", {"margin": 512 * MIB}),
-        ("-fitt 512,0", {"margin": (512 * MIB, 0)}),
-        ("-fitt 2GiB,512", {"margin": (2 * GIB, 512 * MIB)}),
-        ("-fitt 1.5GiB --host-margin 4GiB", {"margin": GIB + 512 * MIB, "host_margin": 4 * GIB}),
-        ("-c 32k --fit-ctx 8K --prompt 2k -ub 1k", {"n_ctx": 32768, "fit_ctx": 8192, "prompt": 2048, "n_ubatch": 1024}),
-        ("-c 1M --generate 1.5k -cms 2k", {"n_ctx": 2**20, "generate": 1536, "checkpoint_min_step": 2048}),
-        ("-cram 24GB -fitt 1GB,512", {"cache_ram": 22888, "margin": (10**9, 512 * MIB)}),
-        ("--gpu rtx-4090 --gpu 24GiB", {"gpus": ("rtx-4090", "24GiB")}),
-        ("--gpu none", {"gpus": ("none",)}),
-        ("--gpu rtx-4090 --profile library:/d", {"gpus": ("rtx-4090",), "profile": "library:/d"}),
-        ("--host-memory 64GiB --host-margin 2048", {"host_memory": "64GiB", "host_margin": 2 * GIB}),
-        ("--rpc a:1,b:2 --rpc c:3", {"rpc": ("a:1", "b:2", "c:3")}),
-        ("--rpc a:1 --rpc-bandwidth 900GB/s,1TB/s", {"rpc": ("a:1",), "rpc_bandwidth": "900GB/s,1TB/s"}),
-        ("--timeout 2.5", {"timeout": 2.5}),
-        ("--time-limit 30", {"time_limit": 30.0}),
-        (
-            "-md d.gguf -devd CUDA1 -ngld 9",
-            {"model_draft": "d.gguf", "devices_draft": ("CUDA1",), "n_gpu_layers_draft": 9},
-        ),
-        (
-            "--model-draft d.gguf -devd none -ngld all",
-            {"model_draft": "d.gguf", "devices_draft": (), "n_gpu_layers_draft": -1},
-        ),
-        (
-            "--spec-draft-model d -ctkd q8_0 -ctvd q4_0",
-            {"model_draft": "d", "type_k_draft": "q8_0", "type_v_draft": "q4_0"},
-        ),
-        ("--mtp --spec-draft-n-max 5", {"mtp": True, "draft_max": 5}),
-        ("--mtp --spec-draft-n-ubatch 256", {"mtp": True, "n_ubatch_draft": 256}),
-        (
-            "--mmproj p.gguf -mmdev CUDA1 --image-min-tokens 64 --image-max-tokens 256",
-            {"mmproj": "p.gguf", "mmproj_device": "CUDA1", "image_min_tokens": 64, "image_max_tokens": 256},
-        ),
-        ("-mm p.gguf --mmproj-device none", {"mmproj": "p.gguf", "mmproj_device": "none"}),
-        ("--lora a,b --lora c --lora-scaled d:0.5", {"lora": ("a", "b", "c"), "lora_scaled": ("d:0.5",)}),
-        ("--reserve CUDA0=2GiB --reserve host=1GiB", {"reserve": ("CUDA0=2GiB", "host=1GiB")}),
-        ("--allow paging", {"allow": ("paging",)}),
-        ("--allow paging,kv-q8_0 --allow context", {"allow": ("paging", "kv-q8_0", "context")}),
-    ],
+@cases(
+    ("", {}),
+    ("-c 4096", {"n_ctx": 4096}),
+    ("--ctx-size 0", {"n_ctx": 0}),
+    ("-ngl 12", {"n_gpu_layers": 12}),
+    ("--gpu-layers 0", {"n_gpu_layers": 0}),
+    ("--n-gpu-layers all", {"n_gpu_layers": -1}),
+    ("-ngl -2", {"n_gpu_layers": -1}),
+    ("-ngl auto", {}),
+    ("-ngl -1", {}),
+    ("-ts 3,1", {"tensor_split": (3.0, 1.0)}),
+    ("--tensor-split 0.5/1", {"tensor_split": (0.5, 1.0)}),
+    ("-ot exps=CPU", {"override_tensor": ("exps=CPU",)}),
+    ("-ot a=CPU,b=CUDA0 --override-tensor c=CPU", {"override_tensor": ("a=CPU", "b=CUDA0", "c=CPU")}),
+    ("-sm none -mg 1", {"split_mode": "none", "main_gpu": 1}),
+    ("--split-mode layer --main-gpu 0", {"split_mode": "layer", "main_gpu": 0}),
+    ("-dev CUDA1,CUDA0", {"devices": ("CUDA1", "CUDA0")}),
+    ("--device none", {"devices": ()}),
+    ("-b 4096 -ub 1024", {"n_batch": 4096, "n_ubatch": 1024}),
+    ("--batch-size 64 --ubatch-size 32", {"n_batch": 64, "n_ubatch": 32}),
+    ("-np 4 -kvu", {"n_seq_max": 4, "kv_unified": True}),
+    ("--parallel 4 --no-kv-unified", {"n_seq_max": 4, "kv_unified": False}),
+    ("-ctk q8_0 -ctv q4_0", {"type_k": "q8_0", "type_v": "q4_0"}),
+    ("--cache-type-k bf16 --cache-type-v iq4_nl", {"type_k": "bf16", "type_v": "iq4_nl"}),
+    ("-fa on", {"flash_attn": "on"}),
+    ("--flash-attn auto", {"flash_attn": "auto"}),
+    ("-nkvo", {"offload_kqv": False}),
+    ("--kv-offload", {"offload_kqv": True}),
+    ("--no-op-offload", {"op_offload": False}),
+    ("--op-offload", {"op_offload": True}),
+    ("--swa-full", {"swa_full": True}),
+    ("-cmoe", {"cpu_moe": True}),
+    ("--cpu-moe", {"cpu_moe": True}),
+    ("-ncmoe 3", {"n_cpu_moe": 3}),
+    ("-ncffn 3", {"n_cpu_ffn": 3}),
+    ("--moe-cache-mib 2048", {"moe_cache_size": 2048 * 2**20}),
+    ("--n-cpu-moe 0", {"n_cpu_moe": 0}),
+    ("-fitc 8192", {"fit_ctx": 8192}),
+    ("--fit-target 512", {"margin": 512 * MIB}),
+    ("-fitt 512,0", {"margin": (512 * MIB, 0)}),
+    ("-fitt 2GiB,512", {"margin": (2 * GIB, 512 * MIB)}),
+    ("-fitt 1.5GiB --host-margin 4GiB", {"margin": GIB + 512 * MIB, "host_margin": 4 * GIB}),
+    ("-c 32k --fit-ctx 8K --prompt 2k -ub 1k", {"n_ctx": 32768, "fit_ctx": 8192, "prompt": 2048, "n_ubatch": 1024}),
+    ("-c 1M --generate 1.5k -cms 2k", {"n_ctx": 2**20, "generate": 1536, "checkpoint_min_step": 2048}),
+    ("-cram 24GB -fitt 1GB,512", {"cache_ram": 22888, "margin": (10**9, 512 * MIB)}),
+    ("--gpu rtx-4090 --gpu 24GiB", {"gpus": ("rtx-4090", "24GiB")}),
+    ("--gpu none", {"gpus": ("none",)}),
+    ("--gpu rtx-4090 --profile library:/d", {"gpus": ("rtx-4090",), "profile": "library:/d"}),
+    ("--host-memory 64GiB --host-margin 2048", {"host_memory": "64GiB", "host_margin": 2 * GIB}),
+    ("--rpc a:1,b:2 --rpc c:3", {"rpc": ("a:1", "b:2", "c:3")}),
+    ("--rpc a:1 --rpc-bandwidth 900GB/s,1TB/s", {"rpc": ("a:1",), "rpc_bandwidth": "900GB/s,1TB/s"}),
+    ("--timeout 2.5", {"timeout": 2.5}),
+    ("--time-limit 30", {"time_limit": 30.0}),
+    ("-md d.gguf -devd CUDA1 -ngld 9", {"model_draft": "d.gguf", "devices_draft": ("CUDA1",), "n_gpu_layers_draft": 9}),
+    (
+        "--model-draft d.gguf -devd none -ngld all",
+        {"model_draft": "d.gguf", "devices_draft": (), "n_gpu_layers_draft": -1},
+    ),
+    (
+        "--spec-draft-model d -ctkd q8_0 -ctvd q4_0",
+        {"model_draft": "d", "type_k_draft": "q8_0", "type_v_draft": "q4_0"},
+    ),
+    ("--mtp --spec-draft-n-max 5", {"mtp": True, "draft_max": 5}),
+    ("--mtp --spec-draft-n-ubatch 256", {"mtp": True, "n_ubatch_draft": 256}),
+    (
+        "--mmproj p.gguf -mmdev CUDA1 --image-min-tokens 64 --image-max-tokens 256",
+        {"mmproj": "p.gguf", "mmproj_device": "CUDA1", "image_min_tokens": 64, "image_max_tokens": 256},
+    ),
+    ("-mm p.gguf --mmproj-device none", {"mmproj": "p.gguf", "mmproj_device": "none"}),
+    ("--lora a,b --lora c --lora-scaled d:0.5", {"lora": ("a", "b", "c"), "lora_scaled": ("d:0.5",)}),
+    ("--reserve CUDA0=2GiB --reserve host=1GiB", {"reserve": ("CUDA0=2GiB", "host=1GiB")}),
+    ("--allow paging", {"allow": ("paging",)}),
+    ("--allow paging,kv-q8_0 --allow context", {"allow": ("paging", "kv-q8_0", "context")}),
 )
-def test_options_reach_the_api(calls: list[tuple[str, dict[str, Any]]], words: str, expected: dict[str, Any]) -> None:
+def test_options_reach_the_api(words: str, expected: dict[str, Any], calls: list[tuple[str, dict[str, Any]]]) -> None:
     assert main(["model.gguf", *words.split()]) == 0
     assert calls == [("model.gguf", expected)]
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("", True),
-        ("--format shell", True),
-        ("--json", False),
-        ("--format json", False),
-        ("--json --alternatives", True),
-        ("--no-alternatives", False),
-    ],
+@cases(
+    ("", True),
+    ("--format shell", True),
+    ("--json", False),
+    ("--format json", False),
+    ("--json --alternatives", True),
+    ("--no-alternatives", False),
 )
-def test_who_gets_alternatives(monkeypatch: pytest.MonkeyPatch, words: str, expected: bool) -> None:
+def test_who_gets_alternatives(words: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
     def fit(model: str, *, alternatives: bool, **given: Any) -> api.Plan:
@@ -143,99 +135,90 @@ def test_who_gets_alternatives(monkeypatch: pytest.MonkeyPatch, words: str, expe
     assert asked == [expected]
 
 
-@pytest.mark.parametrize(
-    ("words", "model"),
-    [
-        ("fit model.gguf", "model.gguf"),
-        ("-c 4096 model.gguf", "model.gguf"),
-        ("./fit", "./fit"),
-        ("./llama-3.1-8b", "./llama-3.1-8b"),
-        ("fit devices", "devices"),
-        ("-- -odd.gguf", "-odd.gguf"),
-    ],
+@cases(
+    ("fit model.gguf", "model.gguf"),
+    ("-c 4096 model.gguf", "model.gguf"),
+    ("./fit", "./fit"),
+    ("./llama-3.1-8b", "./llama-3.1-8b"),
+    ("fit devices", "devices"),
+    ("-- -odd.gguf", "-odd.gguf"),
 )
-def test_fit_is_the_default(calls: list[tuple[str, dict[str, Any]]], words: str, model: str) -> None:
+def test_fit_is_the_default(words: str, model: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
     assert main(words.split()) == 0
     assert calls[0][0] == model
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", None),
-        ("fit", "no model is given: name a file, an address or a shape"),
-        ("fit -c 4096", "or a machine with --gpu to see the strongest models for it"),
-        ("shapes -c 4096", "--ctx-size is for plans on a machine: name one with --gpu, or leave it out"),
-        ("shapes --most 3", "--most is for plans on a machine"),
-        ("m.gguf n.gguf", "unexpected extra argument"),
-        ("m.gguf -c -1", "-1 is too small; the smallest is 0"),
-        ("m.gguf -c many", "'many' is not a whole number"),
-        ("m.gguf -np 0", "0 is too small; the smallest is 1"),
-        ("m.gguf -ub 0", "0 is too small; the smallest is 1"),
-        ("m.gguf -ngl some", "'some' is not a number of layers, 'auto' or 'all'"),
-        ("m.gguf -ngl -3", "'-3' is not a number of layers"),
-        ("m.gguf -ts 3,x", "'3,x' is not a list of numbers"),
-        ("m.gguf -ctk q9", "'q9' is not one of 'f32'"),
-        ("m.gguf -fa yes", "'yes' is not one of 'on'"),
-        ("m.gguf -c k", "'k' is not a whole number"),
-        ("m.gguf -c 0.3k", "'0.3k' is not a whole number of tokens"),
-        ("m.gguf -c 3kk", "'3kk' is not a whole number"),
-        ("m.gguf -cram 512KiB", "'512KiB' is less than a MiB"),
-        ("m.gguf -cram 2G", "'2G' may mean two sizes: write 2GiB or 2GB"),
-        ("m.gguf -c -1k", "'-1k' is not a whole number"),
-        ("m.gguf --gpuu rtx-4090", "No such option '--gpuu': did you mean --gpu?"),
-        ("m.gguf --gpus=rtx-4090", "No such option '--gpus': did you mean --gpu?"),
-        ("m.gguf --ctx 4096", "No such option '--ctx': did you mean --ctx-size?"),
-        ("m.gguf --n-ctx 4096", "No such option '--n-ctx': did you mean --ctx-size?"),
-        ("m.gguf --ngl 99", "No such option '--ngl': did you mean -ngl?"),
-        ("m.gguf --context-length 32k", "No such option '--context-length': did you mean -c?"),
-        ("m.gguf --kv_cache_type q8_0", "did you mean -ctk?"),
-        ("m.gguf --vram=12GB", "did you mean --gpu?"),
-        ("m.gguf --ram 32GB", "did you mean --host-memory?"),
-        ("explore m.gguf --context 8k", "did you mean -c?"),
-        ("claim m.gguf --format kubernetes", "No such option '--format': 'fitter fit' has it, this command has not"),
-        ("m.gguf rtx-4070", "'rtx-4070' is a GPU: write --gpu rtx-4070 (see fitter fit --help)"),
-        ("m.gguf rtx 4070", "'rtx 4070' is a GPU: write --gpu 'rtx 4070'"),
-        ("m.gguf n.gguf", "unexpected extra argument (n.gguf)"),
-        ("m.gguf --for compose", "'compose' is a format of plans: write --format compose"),
-        ("m.gguf --for vllm", "'vllm' is not one of 'llama-server'"),
-        ("--shape gpt-oss-20b --type q4km", "gpt-oss-20b is one model: write --shape gpt-oss-20b:Q4_K_M"),
-        ("m.gguf --type Q4_K_M", "--type chooses among the models of a repository, and m.gguf is one model\n"),
-        ("devices --catalog", "No such option '--catalog': did you mean --catalogue?"),
-        ("m.gguf --nonsense", "No such option '--nonsense' (see fitter fit --help)"),
-        ("armada --help", "there is no command 'armada'"),
-        ("help armada", "there is no command 'armada'"),
-        ("hlep", "did you mean 'help'?"),
-        (
-            "quants -hf org/repo:Q4_K_M",
-            "-hf is an option of fit: name the model by its address, hf://org/repo/FILE.gguf",
-        ),
-        ("m.gguf -fitt 2GiB,1.5", "'2GiB,1.5' is not a number of MiB"),
-        ("m.gguf -fitt 1.5", "'1.5' is not a number of MiB such as 1024 or 1024,512"),
-        ("m.gguf --host-margin 1,2", "'1,2' is not a number of MiB such as 1024"),
-        ("m.gguf -dev CUDA0,,CUDA1", "has an empty name"),
-        ("m.gguf -c", "requires an argument"),
-        ("m.gguf --rpc", "requires an argument"),
-        ("m.gguf --timeout soon", "'soon' is not a number of seconds"),
-        ("m.gguf --time-limit soon", "'soon' is not a number of seconds"),
-        ("m.gguf -tx 4", "No such option"),
-        ("m.gguf -md", "requires an argument"),
-        ("m.gguf -ctkd q9", "'q9' is not one of 'f32'"),
-        ("m.gguf --spec-draft-n-max 0", "0 is too small; the smallest is 1"),
-        ("m.gguf --mmproj", "requires an argument"),
-        ("m.gguf --image-max-tokens 0", "0 is too small; the smallest is 1"),
-        ("m.gguf --prompt 0", "0 is too small; the smallest is 1"),
-        ("m.gguf --generate -1", "-1 is too small; the smallest is 1"),
-        ("m.gguf --generate some", "'some' is not a whole number"),
-        ("m.gguf --host-bandwidth", "requires an argument"),
-        ("inspect", "Missing argument 'MODEL'"),
-        ("inspect m.gguf -c x", "(see fitter inspect --help)"),
-        ("devices x", "unexpected extra argument"),
-        ("backend", "no GPU to show"),
-    ],
+@cases(
+    ("", None),
+    ("fit", "no model is given: name a file, an address or a shape"),
+    ("fit -c 4096", "or a machine with --gpu to see the strongest models for it"),
+    ("shapes -c 4096", "--ctx-size is for plans on a machine: name one with --gpu, or leave it out"),
+    ("shapes --most 3", "--most is for plans on a machine"),
+    ("m.gguf n.gguf", "unexpected extra argument"),
+    ("m.gguf -c -1", "-1 is too small; the smallest is 0"),
+    ("m.gguf -c many", "'many' is not a whole number"),
+    ("m.gguf -np 0", "0 is too small; the smallest is 1"),
+    ("m.gguf -ub 0", "0 is too small; the smallest is 1"),
+    ("m.gguf -ngl some", "'some' is not a number of layers, 'auto' or 'all'"),
+    ("m.gguf -ngl -3", "'-3' is not a number of layers"),
+    ("m.gguf -ts 3,x", "'3,x' is not a list of numbers"),
+    ("m.gguf -ctk q9", "'q9' is not one of 'f32'"),
+    ("m.gguf -fa yes", "'yes' is not one of 'on'"),
+    ("m.gguf -c k", "'k' is not a whole number"),
+    ("m.gguf -c 0.3k", "'0.3k' is not a whole number of tokens"),
+    ("m.gguf -c 3kk", "'3kk' is not a whole number"),
+    ("m.gguf -cram 512KiB", "'512KiB' is less than a MiB"),
+    ("m.gguf -cram 2G", "'2G' may mean two sizes: write 2GiB or 2GB"),
+    ("m.gguf -c -1k", "'-1k' is not a whole number"),
+    ("m.gguf --gpuu rtx-4090", "No such option '--gpuu': did you mean --gpu?"),
+    ("m.gguf --gpus=rtx-4090", "No such option '--gpus': did you mean --gpu?"),
+    ("m.gguf --ctx 4096", "No such option '--ctx': did you mean --ctx-size?"),
+    ("m.gguf --n-ctx 4096", "No such option '--n-ctx': did you mean --ctx-size?"),
+    ("m.gguf --ngl 99", "No such option '--ngl': did you mean -ngl?"),
+    ("m.gguf --context-length 32k", "No such option '--context-length': did you mean -c?"),
+    ("m.gguf --kv_cache_type q8_0", "did you mean -ctk?"),
+    ("m.gguf --vram=12GB", "did you mean --gpu?"),
+    ("m.gguf --ram 32GB", "did you mean --host-memory?"),
+    ("explore m.gguf --context 8k", "did you mean -c?"),
+    ("claim m.gguf --format kubernetes", "No such option '--format': 'fitter fit' has it, this command has not"),
+    ("m.gguf rtx-4070", "'rtx-4070' is a GPU: write --gpu rtx-4070 (see fitter fit --help)"),
+    ("m.gguf rtx 4070", "'rtx 4070' is a GPU: write --gpu 'rtx 4070'"),
+    ("m.gguf n.gguf", "unexpected extra argument (n.gguf)"),
+    ("m.gguf --for compose", "'compose' is a format of plans: write --format compose"),
+    ("m.gguf --for vllm", "'vllm' is not one of 'llama-server'"),
+    ("--shape gpt-oss-20b --type q4km", "gpt-oss-20b is one model: write --shape gpt-oss-20b:Q4_K_M"),
+    ("m.gguf --type Q4_K_M", "--type chooses among the models of a repository, and m.gguf is one model\n"),
+    ("devices --catalog", "No such option '--catalog': did you mean --catalogue?"),
+    ("m.gguf --nonsense", "No such option '--nonsense' (see fitter fit --help)"),
+    ("armada --help", "there is no command 'armada'"),
+    ("help armada", "there is no command 'armada'"),
+    ("hlep", "did you mean 'help'?"),
+    ("quants -hf org/repo:Q4_K_M", "-hf is an option of fit: name the model by its address, hf://org/repo/FILE.gguf"),
+    ("m.gguf -fitt 2GiB,1.5", "'2GiB,1.5' is not a number of MiB"),
+    ("m.gguf -fitt 1.5", "'1.5' is not a number of MiB such as 1024 or 1024,512"),
+    ("m.gguf --host-margin 1,2", "'1,2' is not a number of MiB such as 1024"),
+    ("m.gguf -dev CUDA0,,CUDA1", "has an empty name"),
+    ("m.gguf -c", "requires an argument"),
+    ("m.gguf --rpc", "requires an argument"),
+    ("m.gguf --timeout soon", "'soon' is not a number of seconds"),
+    ("m.gguf --time-limit soon", "'soon' is not a number of seconds"),
+    ("m.gguf -tx 4", "No such option"),
+    ("m.gguf -md", "requires an argument"),
+    ("m.gguf -ctkd q9", "'q9' is not one of 'f32'"),
+    ("m.gguf --spec-draft-n-max 0", "0 is too small; the smallest is 1"),
+    ("m.gguf --mmproj", "requires an argument"),
+    ("m.gguf --image-max-tokens 0", "0 is too small; the smallest is 1"),
+    ("m.gguf --prompt 0", "0 is too small; the smallest is 1"),
+    ("m.gguf --generate -1", "-1 is too small; the smallest is 1"),
+    ("m.gguf --generate some", "'some' is not a whole number"),
+    ("m.gguf --host-bandwidth", "requires an argument"),
+    ("inspect", "Missing argument 'MODEL'"),
+    ("inspect m.gguf -c x", "(see fitter inspect --help)"),
+    ("devices x", "unexpected extra argument"),
+    ("backend", "no GPU to show"),
 )
 def test_wrong_words_are_one_line(
-    calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str], words: str, message: str | None
+    words: str, message: str | None, calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words.split()) == 2
     out, err = capsys.readouterr()
@@ -254,16 +237,16 @@ def test_an_unknown_option_is_named_in_full(capsys: pytest.CaptureFixture[str]) 
     assert re.search(r"No such option:? '?-tx'? ", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["-h"], ["fit", "--help"], ["inspect", "-h"], ["devices", "-h"]])
-def test_help_is_on_stdout(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+@cases(["--help"], ["-h"], ["fit", "--help"], ["inspect", "-h"], ["devices", "-h"])
+def test_help_is_on_stdout(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     out, err = capsys.readouterr()
     assert out.startswith("Usage: fitter")
     assert err == ""
 
 
-@pytest.mark.parametrize(("words", "usage"), [("help", "fitter MODEL [OPTIONS]"), ("help check", "fitter check ")])
-def test_the_word_help(capsys: pytest.CaptureFixture[str], words: str, usage: str) -> None:
+@cases(("help", "fitter MODEL [OPTIONS]"), ("help check", "fitter check "))
+def test_the_word_help(words: str, usage: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split()) == 0
     assert f"Usage: {usage}" in capsys.readouterr().out
 
@@ -343,15 +326,12 @@ def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     assert done.stdout == "[]\n"
 
 
-CASE_FILES = {
-    "lock": ["lock"],
-    "check": ["check"],
-    "diff": ["diff", "--llama-cpp", "old", "--llama-cpp", "new"],
-    "history": ["history", "--llama-cpp", "old"],
-}
-
-
-@pytest.mark.parametrize("words", CASE_FILES.values(), ids=CASE_FILES)
+@named_cases(
+    ("lock", ["lock"]),
+    ("check", ["check"]),
+    ("diff", ["diff", "--llama-cpp", "old", "--llama-cpp", "new"]),
+    ("history", ["history", "--llama-cpp", "old"]),
+)
 def test_the_file_of_the_cases_has_one_name(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--cases", "nowhere.toml"]) == 2
     missing = capsys.readouterr().err

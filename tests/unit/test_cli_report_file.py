@@ -9,6 +9,7 @@ import pytest
 
 from fitter.cli.report_file import STDOUT, check, write
 from fitter.errors import AnswerError, FitterError, UsageError
+from tests.support.cases import cases
 
 LONG = "x" * 300
 
@@ -42,20 +43,17 @@ def test_where_it_cannot_go(name: str, place: Path) -> None:
     assert str(caught.value) == f"--svg {place / file} cannot be written: {message.format(place)}"
 
 
-@pytest.mark.parametrize("file", ["new.html", "kept.txt", "pipe", "folder/new.html"])
+@cases("new.html", "kept.txt", "pipe", "folder/new.html")
 def test_where_it_can(file: str, place: Path) -> None:
     before = sorted(place.rglob("*"))
     check({"--report": place / file, "--svg": None}, place / "model.gguf", None, "hf://org/repo/model.gguf")
     assert sorted(place.rglob("*")) == before and (place / "kept.txt").read_text() == "kept"
 
 
-@pytest.mark.parametrize(
-    ("file", "source", "message"),
-    [
-        ("kept.txt", "kept.txt", "would replace what is read: name another file"),
-        ("folder/../kept.txt", "kept.txt", "would replace what is read: name another file"),
-        ("model.gguf", "kept.txt", "is a GGUF file, which a report would replace: name another file"),
-    ],
+@cases(
+    ("kept.txt", "kept.txt", "would replace what is read: name another file"),
+    ("folder/../kept.txt", "kept.txt", "would replace what is read: name another file"),
+    ("model.gguf", "kept.txt", "is a GGUF file, which a report would replace: name another file"),
 )
 def test_what_it_may_not_replace(file: str, source: str, message: str, place: Path) -> None:
     with pytest.raises(UsageError) as caught:

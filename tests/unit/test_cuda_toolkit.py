@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import cases, named_cases
 from tools.cuda.toolkit import Toolkit, ToolkitError, architectures_of, capabilities_here, find, lay_out, quoted, reason
 
 
@@ -17,32 +18,26 @@ def program(path: Path, code: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("89", "89"),
-        ("86;89", "86;89"),
-        ("86, 89", "86;89"),
-        ("75-virtual;120a-real", "75-virtual;120a-real"),
-        ("121f", "121f"),
-    ],
+@cases(
+    ("89", "89"),
+    ("86;89", "86;89"),
+    ("86, 89", "86;89"),
+    ("75-virtual;120a-real", "75-virtual;120a-real"),
+    ("121f", "121f"),
 )
 def test_architectures(text: str, expected: str) -> None:
     assert architectures_of(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("8.9", "CUDA_ARCHITECTURES: '8.9' is no compute capability without its dot, such as 89"),
-        ("89;rtx-4090", "CUDA_ARCHITECTURES: 'rtx-4090' is no compute capability without its dot, such as 89"),
-        ("89$(id)", "CUDA_ARCHITECTURES: '89$(id)' is no compute capability without its dot, such as 89"),
-        (
-            " ",
-            "no NVIDIA card is here to build for: name the compute capabilities of yours, such as "
-            "CUDA_ARCHITECTURES=89 for an RTX 4090, or 86;89 for two kinds of cards",
-        ),
-    ],
+@cases(
+    ("8.9", "CUDA_ARCHITECTURES: '8.9' is no compute capability without its dot, such as 89"),
+    ("89;rtx-4090", "CUDA_ARCHITECTURES: 'rtx-4090' is no compute capability without its dot, such as 89"),
+    ("89$(id)", "CUDA_ARCHITECTURES: '89$(id)' is no compute capability without its dot, such as 89"),
+    (
+        " ",
+        "no NVIDIA card is here to build for: name the compute capabilities of yours, such as "
+        "CUDA_ARCHITECTURES=89 for an RTX 4090, or 86;89 for two kinds of cards",
+    ),
 )
 def test_no_architectures(text: str, says: str) -> None:
     with pytest.raises(ToolkitError) as caught:
@@ -50,18 +45,15 @@ def test_no_architectures(text: str, says: str) -> None:
     assert str(caught.value) == says
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        pytest.param("printf '8.9\\n8.6\\n8.9\\n'", ["86", "89"], id="two kinds"),
-        pytest.param("printf '12.0\\n9.0\\n'", ["90", "120"], id="in order of their numbers"),
-        pytest.param("printf '8.9\\n'; exit 9", [], id="no driver"),
-        pytest.param("echo 'Failed to initialize NVML'", [], id="another answer"),
-        pytest.param(None, [], id="no nvidia-smi"),
-    ],
+@named_cases(
+    ("two kinds", "printf '8.9\\n8.6\\n8.9\\n'", ["86", "89"]),
+    ("in order of their numbers", "printf '12.0\\n9.0\\n'", ["90", "120"]),
+    ("no driver", "printf '8.9\\n'; exit 9", []),
+    ("another answer", "echo 'Failed to initialize NVML'", []),
+    ("no nvidia-smi", None, []),
 )
 def test_the_cards_that_are_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str | None, expected: list[str]
+    code: str | None, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if code is not None:
         program(tmp_path / "nvidia-smi", code)
@@ -93,18 +85,13 @@ def test_links_for_the_linker(tmp_path: Path) -> None:
         assert (tmp_path / "lib64" / "libcudart.so").samefile(lib / "libcudart.so.13")
 
 
-@pytest.mark.parametrize(
-    ("toolkit", "options"),
-    [
-        pytest.param(
-            Toolkit(Path("/c/bin/nvcc"), Path("/c"), frozenset({"cudart", "cublas"}), "/c/lib"),
-            ["-DCUDAToolkit_ROOT=/c", "-DGGML_CUDA_NO_VMM=ON", "-DCMAKE_SHARED_LINKER_FLAGS=-Wl,-rpath,/c/lib"],
-            id="packages: no library of the driver's",
-        ),
-        pytest.param(
-            Toolkit(Path("/c/bin/nvcc"), None, frozenset({"cudart", "cublas", "cuda_driver"})), [], id="on PATH"
-        ),
-    ],
+@named_cases(
+    (
+        "packages: no library of the driver's",
+        Toolkit(Path("/c/bin/nvcc"), Path("/c"), frozenset({"cudart", "cublas"}), "/c/lib"),
+        ["-DCUDAToolkit_ROOT=/c", "-DGGML_CUDA_NO_VMM=ON", "-DCMAKE_SHARED_LINKER_FLAGS=-Wl,-rpath,/c/lib"],
+    ),
+    ("on PATH", Toolkit(Path("/c/bin/nvcc"), None, frozenset({"cudart", "cublas", "cuda_driver"})), []),
 )
 def test_what_cmake_is_told(toolkit: Toolkit, options: list[str]) -> None:
     assert toolkit.options() == ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_COMPILER=/c/bin/nvcc", *options]
@@ -131,17 +118,14 @@ def test_the_toolkit_that_is_named_is_not_replaced(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        pytest.param(
-            "CMake Error at /x (message):\n  The CUDA compiler\n\n    nvcc error: unsupported GNU version! gcc 20\n",
-            "nvcc error: unsupported GNU version! gcc 20",
-            id="of the compiler",
-        ),
-        pytest.param("CMake Error: no such thing\n", "CMake Error: no such thing", id="of CMake"),
-        pytest.param("", "CMake says nothing", id="nothing"),
-    ],
+@named_cases(
+    (
+        "of the compiler",
+        "CMake Error at /x (message):\n  The CUDA compiler\n\n    nvcc error: unsupported GNU version! gcc 20\n",
+        "nvcc error: unsupported GNU version! gcc 20",
+    ),
+    ("of CMake", "CMake Error: no such thing\n", "CMake Error: no such thing"),
+    ("nothing", "", "CMake says nothing"),
 )
 def test_the_line_that_says_why(said: str, expected: str) -> None:
     assert reason(said) == expected

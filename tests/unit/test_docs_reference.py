@@ -21,6 +21,7 @@ from fitter.parameters.targets import FORMATS
 from fitter.planning.request.request import OBJECTIVES, STRATEGIES
 from fitter.regression import marks, pytest_plugin
 from fitter.storage.data_files import parse_toml
+from tests.support.cases import cases
 from tools.docs import of_errors, of_options, of_python, reference
 from tools.docs.attributes import documented
 from tools.docs.pages import ROOT
@@ -183,7 +184,7 @@ def test_all_of_it_is_in_the_site() -> None:
     )
 
 
-@pytest.mark.parametrize("is_published", [True, False])
+@cases(True, False)
 def test_the_help_ends_with_where_all_of_it_is(is_published: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fitter.cli.group.IS_PUBLISHED", is_published)
     monkeypatch.setattr("fitter.cli.command_help.IS_PUBLISHED", is_published)

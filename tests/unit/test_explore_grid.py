@@ -9,6 +9,7 @@ import pytest
 
 from fitter.api.explore.grid import costs_of, grid_of
 from fitter.errors import UsageError
+from tests.support.cases import cases, named_cases
 
 PROGRAM = {"program": "llama-server"}
 
@@ -47,26 +48,25 @@ def test_a_comma_begins_another_machine() -> None:
     assert "no GPU" in refused(["a.gguf"], ["rtx-3060,,rtx-3090"], None, PROGRAM, 9)
 
 
-PAIRS: dict[str, tuple[dict[str, Any], list[tuple[str | None, str | None]]]] = {
-    "neither": ({}, [(None, None)]),
-    "types of K alone": ({"type_k": ["f16", "q8_0"]}, [("f16", None), ("q8_0", None)]),
-    "types of V alone": ({"type_v": ["f16", "q8_0"]}, [(None, "f16"), (None, "q8_0")]),
-    "pairs": ({"type_k": ["f16", "q8_0"], "type_v": ["f16", "q8_0"]}, [("f16", "f16"), ("q8_0", "q8_0")]),
-    "pairs with a type twice": (
+@named_cases(
+    ("neither", {}, [(None, None)]),
+    ("types of K alone", {"type_k": ["f16", "q8_0"]}, [("f16", None), ("q8_0", None)]),
+    ("types of V alone", {"type_v": ["f16", "q8_0"]}, [(None, "f16"), (None, "q8_0")]),
+    ("pairs", {"type_k": ["f16", "q8_0"], "type_v": ["f16", "q8_0"]}, [("f16", "f16"), ("q8_0", "q8_0")]),
+    (
+        "pairs with a type twice",
         {"type_k": ["f16", "q8_0", "q8_0"], "type_v": ["f16", "f16", "q8_0"]},
         [("f16", "f16"), ("q8_0", "f16"), ("q8_0", "q8_0")],
     ),
-    "a pair twice": ({"type_k": ["q8_0", "q8_0"], "type_v": ["f16", "f16"]}, [("q8_0", "f16")]),
-    "one of V": ({"type_k": ["f16", "q8_0"], "type_v": "q4_0"}, [("f16", "q4_0"), ("q8_0", "q4_0")]),
-    "one of K": ({"type_k": "f16", "type_v": ["q8_0", "q4_0"]}, [("f16", "q8_0"), ("f16", "q4_0")]),
-    "crossed": (
+    ("a pair twice", {"type_k": ["q8_0", "q8_0"], "type_v": ["f16", "f16"]}, [("q8_0", "f16")]),
+    ("one of V", {"type_k": ["f16", "q8_0"], "type_v": "q4_0"}, [("f16", "q4_0"), ("q8_0", "q4_0")]),
+    ("one of K", {"type_k": "f16", "type_v": ["q8_0", "q4_0"]}, [("f16", "q8_0"), ("f16", "q4_0")]),
+    (
+        "crossed",
         {"type_k": ["f16", "q8_0", "f16"], "type_v": ["f16", "q4_0"], "cross_cache_types": True},
         [("f16", "f16"), ("f16", "q4_0"), ("q8_0", "f16"), ("q8_0", "q4_0")],
     ),
-}
-
-
-@pytest.mark.parametrize(("given", "expected"), PAIRS.values(), ids=PAIRS)
+)
 def test_types_of_the_cache_are_pairs(given: dict[str, Any], expected: list[tuple[str | None, str | None]]) -> None:
     grid = grid_of(["a.gguf"], ["8GiB"], None, {**PROGRAM, **given}, 4)
     assert [(cell.type_k, cell.type_v) for cell in grid.cells()] == expected
@@ -107,7 +107,7 @@ def test_a_directory_without_models_is_left_to_who_opens_it(tmp_path: Path) -> N
     assert list(grid_of(tmp_path, ["8GiB"], None, PROGRAM, 1).models) == [str(tmp_path)]
 
 
-@pytest.mark.parametrize("most", [0, -1, True, 1.5, "9"])
+@cases(0, -1, True, 1.5, "9")
 def test_a_most_that_is_no_number(most: object) -> None:
     assert refused(["a.gguf"], ["8GiB"], None, PROGRAM, most).startswith("max_cells (--max-cells) is ")
 
@@ -169,7 +169,7 @@ PRICES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "said"), PRICES.values(), ids=PRICES)
+@cases(PRICES)
 def test_what_is_no_price_is_one_line(given: Any, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         costs_of(MACHINES, given, None)

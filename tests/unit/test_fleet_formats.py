@@ -24,6 +24,7 @@ from fitter.output.option_values import with_absolute_paths
 from fitter.parameters.targets import FLEET_FORMATS
 from fitter.planning.fleet.fleet import Fleet
 from fitter.planning.plan.plan import Plan
+from tests.support.cases import cases, named_cases
 from tests.support.fleets import make_fleet, plan_of
 from tests.support.plans import make_plan
 from tests.unit.test_formats_of_servers import PATHS, printable_paths, read, split
@@ -96,7 +97,7 @@ def test_a_path_that_a_format_cannot_express(name: str, path: str) -> None:
         render_fleet(make_fleet({"a": 1, "b": 1}, 2, plans={"b": plan_of(path)}), name)
 
 
-@pytest.mark.parametrize(("name", "called"), [("ini", "a-b"), ("compose", "a-b"), ("systemd", "llama-a-b")])
+@cases(("ini", "a-b"), ("compose", "a-b"), ("systemd", "llama-a-b"))
 def test_two_names_that_become_the_same(name: str, called: str) -> None:
     message = f"^this format would call both 'a:b' and 'a/b' {called}: rename one of them$"
     with pytest.raises(PlanError, match=message):
@@ -178,14 +179,14 @@ def test_llama_swap_reads_any_name(drawn: list[str]) -> None:
         assert list(read(render_fleet(fleet, form), "llama-swap")["models"]) == drawn
 
 
-@pytest.mark.parametrize("form", ["llama-swap", "llama-swap-groups"])
+@cases("llama-swap", "llama-swap-groups")
 def test_llama_swap_has_no_escape_for_macros_in_names(form: str) -> None:
     message = r"^llama-swap would take '\$\{' in 'a\$\{b}' for a macro: rename the model$"
     with pytest.raises(PlanError, match=message):
         render_fleet(make_fleet({"a${b}": 1}, 1), form)
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(60.0, None), (60.2, 121)])
+@cases((60.0, None), (60.2, 121))
 def test_llama_swap_waits_for_slow_loads(seconds: float, expected: int | None) -> None:
     fleet = make_fleet({"a": 1, "b": 1}, 2, loads={"a": seconds, "b": 1.0})
     for form in ("llama-swap", "llama-swap-groups"):
@@ -333,28 +334,28 @@ def groups_of(fleet: Fleet) -> dict[str, tuple[str, ...]]:
     return {name: tuple(group["members"]) for name, group in groups.items()}
 
 
-GROUPS: dict[str, tuple[Fleet, dict[str, tuple[str, ...]]]] = {
-    "all fit": (make_fleet({"a": 1, "b": 2}, 3), {"stay1": ("a", "b")}),
-    "one at a time": (make_fleet({"a": 2, "b": 2, "c": 2}, 3), {"turns1": ("a", "b", "c")}),
-    "one stays": (make_fleet({"a": 2, "s": 1, "b": 2}, 3, residents=["s"]), {"stay1": ("s",), "turns1": ("a", "b")}),
-    "one may not be evicted": (
+@named_cases(
+    ("all fit", make_fleet({"a": 1, "b": 2}, 3), {"stay1": ("a", "b")}),
+    ("one at a time", make_fleet({"a": 2, "b": 2, "c": 2}, 3), {"turns1": ("a", "b", "c")}),
+    ("one stays", make_fleet({"a": 2, "s": 1, "b": 2}, 3, residents=["s"]), {"stay1": ("s",), "turns1": ("a", "b")}),
+    (
+        "one may not be evicted",
         make_fleet({"a": 2, "s": 1, "b": 2}, 3, kept=["s"]),
         {"stay1": ("s",), "turns1": ("a", "b")},
     ),
-    "two against one": (make_fleet({"a": 1, "b": 1, "c": 2}, 2), {"turns1": ("c",), "together1": ("a", "b")}),
-    "two and two": (make_fleet({"a": 4, "b": 4, "c": 1, "d": 1}, 5), {"turns1": ("c", "d"), "beside1": ("a", "b")}),
-    "the one that costs most to load": (
+    ("two against one", make_fleet({"a": 1, "b": 1, "c": 2}, 2), {"turns1": ("c",), "together1": ("a", "b")}),
+    ("two and two", make_fleet({"a": 4, "b": 4, "c": 1, "d": 1}, 5), {"turns1": ("c", "d"), "beside1": ("a", "b")}),
+    (
+        "the one that costs most to load",
         make_fleet(dict.fromkeys("abc", 1), 2, loads={"a": 1.0, "b": 5.0, "c": 6.0}),
         {"stay1": ("c",), "turns1": ("a", "b")},
     ),
-    "the one that is asked for most": (
+    (
+        "the one that is asked for most",
         make_fleet(dict.fromkeys("abc", 1), 2, shares={"a": 0.3, "b": 0.6, "c": 0.1}),
         {"stay1": ("b",), "turns1": ("a", "c")},
     ),
-}
-
-
-@pytest.mark.parametrize(("fleet", "expected"), GROUPS.values(), ids=GROUPS)
+)
 def test_the_groups_of_a_fleet(fleet: Fleet, expected: dict[str, tuple[str, ...]]) -> None:
     assert groups_of(fleet) == expected
 
@@ -437,7 +438,7 @@ def test_a_preset_loads_no_more_at_the_start_than_it_may_have() -> None:
     assert [name for name, each in preset(text).items() if "load-on-startup" in each] == ["a"]
 
 
-@pytest.mark.parametrize(("room", "most"), [(2, 2), (3, 3), (4, 4)])
+@cases((2, 2), (3, 3), (4, 4))
 def test_a_preset_says_how_many(room: int, most: int) -> None:
     text = render_fleet(make_fleet(dict.fromkeys("abcd", 1), room), "ini")
     assert comments(text)[0] == f"llama-server --models-preset FILE --models-max {most}"
@@ -597,21 +598,18 @@ def test_units_stop_those_that_they_do_not_fit_with(fleet: Fleet) -> None:
             assert sum(afters) == (not fits)
 
 
-@pytest.mark.parametrize(
-    ("fleet", "expected"),
-    [
-        (make_fleet(dict.fromkeys("abc", 1), 3), []),
-        (make_fleet(dict.fromkeys("abc", 1), 2), ["a, b and c do not fit together, although any two of them do"]),
-        (make_fleet(dict.fromkeys("abc", 1), 1), []),
-        (make_fleet(dict.fromkeys("abcd", 1), 3), ["a, b, c and d do not fit together, although any three of them do"]),
-        (
-            make_fleet(dict.fromkeys("abcd", 1), 2, never=[("a", "b")]),
-            [
-                "a, c and d do not fit together, although any two of them do",
-                "b, c and d do not fit together, although any two of them do",
-            ],
-        ),
-    ],
+@cases(
+    (make_fleet(dict.fromkeys("abc", 1), 3), []),
+    (make_fleet(dict.fromkeys("abc", 1), 2), ["a, b and c do not fit together, although any two of them do"]),
+    (make_fleet(dict.fromkeys("abc", 1), 1), []),
+    (make_fleet(dict.fromkeys("abcd", 1), 3), ["a, b, c and d do not fit together, although any three of them do"]),
+    (
+        make_fleet(dict.fromkeys("abcd", 1), 2, never=[("a", "b")]),
+        [
+            "a, c and d do not fit together, although any two of them do",
+            "b, c and d do not fit together, although any two of them do",
+        ],
+    ),
 )
 def test_units_say_what_pairs_cannot_express(fleet: Fleet, expected: list[str]) -> None:
     said = [line for line in comments(render_fleet(fleet, "systemd")) if " although " in line]

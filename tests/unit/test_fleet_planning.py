@@ -15,6 +15,7 @@ from fitter.planning.fleet import assignment
 from fitter.planning.fleet.assignment import assign
 from fitter.planning.fleet.members import Member, Room, Way
 from fitter.planning.fleet.residency import Residency, Rules, Runs, mask_of, models_of
+from tests.support.cases import named_cases
 
 
 def members(*shares: float, stay: Sequence[int] = (), apart: Sequence[tuple[int, int]] = ()) -> tuple[Member, ...]:
@@ -55,16 +56,14 @@ def replayed(rules: Rules, ways: Sequence[Way], residency: Residency, n: int) ->
 
 CARD = Room({"CUDA0": 10})
 
-SETS = {
-    "all fit": (members(1, 1, 1), [3, 3, 4], [{0, 1, 2}], 3),
-    "one byte too many": (members(1, 1, 1), [3, 3, 5], [{0, 1}, {0, 2}, {1, 2}], 2),
-    "one is alone": (members(1, 1, 1), [2, 3, 9], [{0, 1}, {2}], 1),
-    "one stays": (members(1, 1, 1, stay=[0]), [2, 5, 5], [{0, 1}, {0, 2}], 2),
-    "two are never together": (members(1, 1, 1, apart=[(0, 2)]), [1, 1, 1], [{0, 1}, {1, 2}], 1),
-}
 
-
-@pytest.mark.parametrize(("models", "sizes", "expected", "any_together"), SETS.values(), ids=SETS)
+@named_cases(
+    ("all fit", members(1, 1, 1), [3, 3, 4], [{0, 1, 2}], 3),
+    ("one byte too many", members(1, 1, 1), [3, 3, 5], [{0, 1}, {0, 2}, {1, 2}], 2),
+    ("one is alone", members(1, 1, 1), [2, 3, 9], [{0, 1}, {2}], 1),
+    ("one stays", members(1, 1, 1, stay=[0]), [2, 5, 5], [{0, 1}, {0, 2}], 2),
+    ("two are never together", members(1, 1, 1, apart=[(0, 2)]), [1, 1, 1], [{0, 1}, {1, 2}], 1),
+)
 def test_the_largest_sets_are_found(
     models: tuple[Member, ...], sizes: list[int], expected: list[set[int]], any_together: int
 ) -> None:

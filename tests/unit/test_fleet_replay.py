@@ -12,6 +12,7 @@ import pytest
 
 from fitter.planning.fleet.members import Member, Room, Way
 from fitter.planning.fleet.residency import Rules, Runs, models_of
+from tests.support.cases import named_cases
 from tools.fleet_replay import (
     PATTERNS,
     Asked,
@@ -69,65 +70,46 @@ KINDS = [model("a", 60), model("b", 60), model("e", 20, kind="embedding"), model
 TWO_CARDS = {CARD: 100, "CUDA1": 100}
 
 
-@pytest.mark.parametrize(
-    ("make", "given", "names", "answered", "loads", "evictions", "out_of_memory"),
-    [
-        pytest.param(plain, setup(*FOUR), "abcabc", 6, 3, 0, 0, id="plain keeps all"),
-        pytest.param(plain, setup(*FOUR), "abcdad", 4, 3, 0, 2, id="plain loses what has no room"),
-        pytest.param(router, setup(*FOUR, room=200), "abcdabcd", 8, 4, 0, 0, id="router has room for four"),
-        pytest.param(router, setup(*FOUR, room=110), "abcd", 3, 3, 0, 1, id="router does not look at memory"),
-        pytest.param(
-            lambda given: router(given, 2), setup(*FOUR), "abaca", 5, 3, 1, 0, id="router evicts the least recent"
-        ),
-        pytest.param(lambda given: router(given, 0), setup(*FOUR), "abcdd", 3, 3, 0, 2, id="router without a limit"),
-        pytest.param(lemonade, setup(*KINDS), "aeaeae", 6, 2, 0, 0, id="lemonade has one of each type"),
-        pytest.param(lemonade, setup(*KINDS), "aebfa", 5, 5, 3, 0, id="lemonade evicts within the type"),
-        pytest.param(
-            lambda given: lemonade(given, 2), setup(*KINDS), "aebe", 4, 4, 2, 1, id="lemonade unloads all and retries"
-        ),
-        pytest.param(
-            lambda given: lemonade(given, -1), setup(*KINDS[:1], model("b", 101)), "aba", 2, 2, 1, 1, id="too large"
-        ),
-        pytest.param(ollama, setup(model("a", 90), model("b", 8)), "abab", 4, 2, 0, 0, id="ollama at 80 % of the rest"),
-        pytest.param(ollama, setup(model("a", 90), model("b", 9)), "abab", 4, 4, 3, 0, id="ollama above 80 %"),
-        pytest.param(ollama, setup(*FOUR[:3], room=200), "bcacb", 5, 3, 0, 0, id="ollama has three models a device"),
-        pytest.param(ollama, setup(*FOUR, room=400), "bcadb", 5, 4, 1, 0, id="ollama evicts the first by name"),
-        pytest.param(
-            ollama, setup(model("a", 90), model("b", 60), room=TWO_CARDS), "abab", 4, 2, 0, 0, id="ollama's other card"
-        ),
-        pytest.param(
-            ollama, setup(model("a", 50), model("b", 110), room=TWO_CARDS), "aba", 3, 2, 0, 0, id="ollama spreads"
-        ),
-        pytest.param(
-            ollama, setup(model("a", 50), model("b", 60, predicted=30)), "ab", 2, 2, 1, 1, id="ollama's wrong guess"
-        ),
-        pytest.param(
-            ollama,
-            setup(model("a", 50), model("b", 110, predicted=70), room=TWO_CARDS),
-            "ab",
-            1,
-            1,
-            1,
-            1,
-            id="ollama's wrong guess of a card",
-        ),
-        pytest.param(
-            ollama,
-            setup(*(model(name, {"host": 30}) for name in "abcd"), room={"host": 100}),
-            "abcabcd",
-            7,
-            4,
-            1,
-            0,
-            id="ollama without a card looks at no memory",
-        ),
-        pytest.param(
-            fleet, setup(*FOUR, sets=("abc", "abd"), costs="1111"), "abcdabdc", 8, 5, 2, 0, id="fleet keeps a set"
-        ),
-        pytest.param(
-            fleet, setup(*FOUR, sets=("ac", "bc", "ab"), costs="1911"), "abcb", 4, 3, 1, 0, id="fleet keeps the dear"
-        ),
-    ],
+@named_cases(
+    ("plain keeps all", plain, setup(*FOUR), "abcabc", 6, 3, 0, 0),
+    ("plain loses what has no room", plain, setup(*FOUR), "abcdad", 4, 3, 0, 2),
+    ("router has room for four", router, setup(*FOUR, room=200), "abcdabcd", 8, 4, 0, 0),
+    ("router does not look at memory", router, setup(*FOUR, room=110), "abcd", 3, 3, 0, 1),
+    ("router evicts the least recent", lambda given: router(given, 2), setup(*FOUR), "abaca", 5, 3, 1, 0),
+    ("router without a limit", lambda given: router(given, 0), setup(*FOUR), "abcdd", 3, 3, 0, 2),
+    ("lemonade has one of each type", lemonade, setup(*KINDS), "aeaeae", 6, 2, 0, 0),
+    ("lemonade evicts within the type", lemonade, setup(*KINDS), "aebfa", 5, 5, 3, 0),
+    ("lemonade unloads all and retries", lambda given: lemonade(given, 2), setup(*KINDS), "aebe", 4, 4, 2, 1),
+    ("too large", lambda given: lemonade(given, -1), setup(*KINDS[:1], model("b", 101)), "aba", 2, 2, 1, 1),
+    ("ollama at 80 % of the rest", ollama, setup(model("a", 90), model("b", 8)), "abab", 4, 2, 0, 0),
+    ("ollama above 80 %", ollama, setup(model("a", 90), model("b", 9)), "abab", 4, 4, 3, 0),
+    ("ollama has three models a device", ollama, setup(*FOUR[:3], room=200), "bcacb", 5, 3, 0, 0),
+    ("ollama evicts the first by name", ollama, setup(*FOUR, room=400), "bcadb", 5, 4, 1, 0),
+    ("ollama's other card", ollama, setup(model("a", 90), model("b", 60), room=TWO_CARDS), "abab", 4, 2, 0, 0),
+    ("ollama spreads", ollama, setup(model("a", 50), model("b", 110), room=TWO_CARDS), "aba", 3, 2, 0, 0),
+    ("ollama's wrong guess", ollama, setup(model("a", 50), model("b", 60, predicted=30)), "ab", 2, 2, 1, 1),
+    (
+        "ollama's wrong guess of a card",
+        ollama,
+        setup(model("a", 50), model("b", 110, predicted=70), room=TWO_CARDS),
+        "ab",
+        1,
+        1,
+        1,
+        1,
+    ),
+    (
+        "ollama without a card looks at no memory",
+        ollama,
+        setup(*(model(name, {"host": 30}) for name in "abcd"), room={"host": 100}),
+        "abcabcd",
+        7,
+        4,
+        1,
+        0,
+    ),
+    ("fleet keeps a set", fleet, setup(*FOUR, sets=("abc", "abd"), costs="1111"), "abcdabdc", 8, 5, 2, 0),
+    ("fleet keeps the dear", fleet, setup(*FOUR, sets=("ac", "bc", "ab"), costs="1911"), "abcb", 4, 3, 1, 0),
 )
 def test_a_policy_loads_and_unloads(
     make: Callable[[Setup], Policy],
@@ -187,30 +169,17 @@ def _repeats(pattern: str) -> float:
     return sum(one == other for one, other in pairwise(names)) / len(names)
 
 
-@pytest.mark.parametrize(
-    ("figure", "low", "high"),
-    [
-        pytest.param(lambda: _counts("uniform")["rank"], 900, 1100, id="uniform"),
-        pytest.param(lambda: _counts("zipf")["chat"] / _counts("zipf")["coder"], 1.8, 2.2, id="zipf"),
-        pytest.param(lambda: _counts("rare large")["coder"], 50, 110, id="rare large"),
-        pytest.param(lambda: _repeats("sessions"), 0.85, 0.92, id="sessions stay with a model"),
-        pytest.param(lambda: _repeats("two tenants"), 0.4, 0.5, id="two sessions at the same time"),
-        pytest.param(lambda: _repeats("bursts"), 0.95, 0.99, id="bursts"),
-        pytest.param(lambda: _repeats("round robin"), 0, 0, id="round robin"),
-        pytest.param(lambda: _counts("agent")["embed"] - _counts("agent")["rank"], 0, 1, id="agent asks in turn"),
-        pytest.param(
-            lambda: sum(each.model in ("chat", "coder") for each in draw("day and night", DRAWN, 150)),
-            125,
-            145,
-            id="day",
-        ),
-        pytest.param(
-            lambda: sum(each.model in ("chat", "coder") for each in draw("day and night", DRAWN, 300)[150:]),
-            5,
-            25,
-            id="night",
-        ),
-    ],
+@named_cases(
+    ("uniform", lambda: _counts("uniform")["rank"], 900, 1100),
+    ("zipf", lambda: _counts("zipf")["chat"] / _counts("zipf")["coder"], 1.8, 2.2),
+    ("rare large", lambda: _counts("rare large")["coder"], 50, 110),
+    ("sessions stay with a model", lambda: _repeats("sessions"), 0.85, 0.92),
+    ("two sessions at the same time", lambda: _repeats("two tenants"), 0.4, 0.5),
+    ("bursts", lambda: _repeats("bursts"), 0.95, 0.99),
+    ("round robin", lambda: _repeats("round robin"), 0, 0),
+    ("agent asks in turn", lambda: _counts("agent")["embed"] - _counts("agent")["rank"], 0, 1),
+    ("day", lambda: sum(each.model in ("chat", "coder") for each in draw("day and night", DRAWN, 150)), 125, 145),
+    ("night", lambda: sum(each.model in ("chat", "coder") for each in draw("day and night", DRAWN, 300)[150:]), 5, 25),
 )
 def test_a_drawn_log_has_its_pattern(figure: Callable[[], float], low: float, high: float) -> None:
     assert low <= figure() <= high

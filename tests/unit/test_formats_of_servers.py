@@ -22,6 +22,7 @@ from fitter.llama.types import Params, TensorBuftOverride
 from fitter.output.option_values import with_absolute_paths
 from fitter.planning.plan.plan import Plan, SharedUse
 from tests.formats import modelfile
+from tests.support.cases import cases, named_cases
 from tests.support.plans import make_plan, render
 
 SPILLED = Params(
@@ -172,16 +173,13 @@ def test_compose_starts_the_plan(path: str) -> None:
     assert found["ports"] == ["127.0.0.1:8080:8080"]
 
 
-@pytest.mark.parametrize(
-    ("devices", "image", "lent"),
-    [
-        ((), "server", {}),
-        (("CUDA0",), "server-cuda", {"deploy"}),
-        (("CUDA0", "CUDA1"), "server-cuda", {"deploy"}),
-        (("ROCm0",), "server-rocm", {"devices"}),
-        (("Vulkan0",), "server-vulkan", {"devices"}),
-        (("SYCL0",), "server-intel", {"devices"}),
-    ],
+@cases(
+    ((), "server", {}),
+    (("CUDA0",), "server-cuda", {"deploy"}),
+    (("CUDA0", "CUDA1"), "server-cuda", {"deploy"}),
+    (("ROCm0",), "server-rocm", {"devices"}),
+    (("Vulkan0",), "server-vulkan", {"devices"}),
+    (("SYCL0",), "server-intel", {"devices"}),
 )
 def test_compose_has_the_image_of_the_devices(devices: tuple[str, ...], image: str, lent: set[str]) -> None:
     params = Params(n_ctx=512, n_gpu_layers=33, devices=devices)
@@ -190,13 +188,10 @@ def test_compose_has_the_image_of_the_devices(devices: tuple[str, ...], image: s
     assert set(found) == {"image", "command", "ports", "volumes", *lent}
 
 
-@pytest.mark.parametrize(
-    ("devices", "message"),
-    [
-        (("MTL0",), "no image of llama.cpp has MTL devices, which this plan uses: use another format"),
-        (("CUDA0", "Vulkan0"), "no image of llama.cpp has CUDA and Vulkan devices, which this plan uses: choose with"),
-        (("RPC0",), "no image of llama.cpp has RPC devices"),
-    ],
+@cases(
+    (("MTL0",), "no image of llama.cpp has MTL devices, which this plan uses: use another format"),
+    (("CUDA0", "Vulkan0"), "no image of llama.cpp has CUDA and Vulkan devices, which this plan uses: choose with"),
+    (("RPC0",), "no image of llama.cpp has RPC devices"),
 )
 def test_compose_has_no_image_of_other_devices(devices: tuple[str, ...], message: str) -> None:
     with pytest.raises(PlanError, match=message):
@@ -234,31 +229,28 @@ def test_ollama_reads_the_path(path: str) -> None:
     assert found.of("FROM") == [path]
 
 
-@pytest.mark.parametrize(
-    ("params", "parameters", "variables"),
-    [
-        ({}, {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512}, ""),
-        ({"n_gpu_layers": -1}, {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512}, ""),
-        ({"n_ubatch": 1024}, {"num_ctx": 8192, "num_gpu": 33, "num_batch": 1024}, ""),
-        # which takes 512 at a time
-        ({"n_batch": 512, "n_ubatch": 4096}, {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512}, ""),
-        ({"n_seq_max": 4}, {"num_ctx": 2048, "num_gpu": 33, "num_batch": 512}, "OLLAMA_NUM_PARALLEL=4"),
-        (
-            {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on", "devices": ("CUDA1", "CUDA0")},
-            {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512},
-            "CUDA_VISIBLE_DEVICES=1,0 OLLAMA_SCHED_SPREAD=1 OLLAMA_KV_CACHE_TYPE=q8_0 OLLAMA_FLASH_ATTENTION=1",
-        ),
-        (
-            {"split_mode": "none", "main_gpu": 1, "load_mode": "none", "flash_attn": "off"},
-            {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512, "main_gpu": 1, "use_mmap": False},
-            "OLLAMA_FLASH_ATTENTION=0",
-        ),
-        (
-            {"cache_ram": 512, "ctx_checkpoints": 4, "cache_idle_slots": False},
-            {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512},
-            "LLAMA_ARG_CACHE_RAM=512 LLAMA_ARG_CTX_CHECKPOINTS=4 LLAMA_ARG_CACHE_IDLE_SLOTS=false",
-        ),
-    ],
+@cases(
+    ({}, {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512}, ""),
+    ({"n_gpu_layers": -1}, {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512}, ""),
+    ({"n_ubatch": 1024}, {"num_ctx": 8192, "num_gpu": 33, "num_batch": 1024}, ""),
+    # which takes 512 at a time
+    ({"n_batch": 512, "n_ubatch": 4096}, {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512}, ""),
+    ({"n_seq_max": 4}, {"num_ctx": 2048, "num_gpu": 33, "num_batch": 512}, "OLLAMA_NUM_PARALLEL=4"),
+    (
+        {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on", "devices": ("CUDA1", "CUDA0")},
+        {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512},
+        "CUDA_VISIBLE_DEVICES=1,0 OLLAMA_SCHED_SPREAD=1 OLLAMA_KV_CACHE_TYPE=q8_0 OLLAMA_FLASH_ATTENTION=1",
+    ),
+    (
+        {"split_mode": "none", "main_gpu": 1, "load_mode": "none", "flash_attn": "off"},
+        {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512, "main_gpu": 1, "use_mmap": False},
+        "OLLAMA_FLASH_ATTENTION=0",
+    ),
+    (
+        {"cache_ram": 512, "ctx_checkpoints": 4, "cache_idle_slots": False},
+        {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512},
+        "LLAMA_ARG_CACHE_RAM=512 LLAMA_ARG_CTX_CHECKPOINTS=4 LLAMA_ARG_CACHE_IDLE_SLOTS=false",
+    ),
 )
 def test_ollamas_parameters(params: dict[str, Any], parameters: dict[str, Any], variables: str) -> None:
     plan = plan_at("/m/Model 8B.gguf", Params.of({"n_ctx": 8192, "n_gpu_layers": 33, **params}))
@@ -292,17 +284,14 @@ def test_ollama_drafts_with_the_models_own_layers() -> None:
     assert modelfile.parse(render(usual, "ollama")).parameters["draft_num_predict"] == 3
 
 
-@pytest.mark.parametrize(
-    ("layers", "words", "message"),
-    [
-        (33, ("-mmdev", "CUDA0"), ""),
-        (33, ("-mmdev", "none"), "the plan has it on the host: leave -mmdev out"),
-        (33, ("-mmdev", "CUDA1"), "the plan has it on CUDA1: leave -mmdev out"),
-        (32, ("-mmdev", "none"), ""),
-        (32, ("-mmdev", "CUDA0"), "and on the host without, where the plan has it on CUDA0: leave -mmdev out"),
-        (33, ("-md", "/m/draft.gguf"), "a DRAFT file as heads of the model, and draft.gguf is a model of its own"),
-        (33, ("--spec-type", "ngram-mod"), "and this plan with --spec-type ngram-mod: leave it out"),
-    ],
+@cases(
+    (33, ("-mmdev", "CUDA0"), ""),
+    (33, ("-mmdev", "none"), "the plan has it on the host: leave -mmdev out"),
+    (33, ("-mmdev", "CUDA1"), "the plan has it on CUDA1: leave -mmdev out"),
+    (32, ("-mmdev", "none"), ""),
+    (32, ("-mmdev", "CUDA0"), "and on the host without, where the plan has it on CUDA0: leave -mmdev out"),
+    (33, ("-md", "/m/draft.gguf"), "a DRAFT file as heads of the model, and draft.gguf is a model of its own"),
+    (33, ("--spec-type", "ngram-mod"), "and this plan with --spec-type ngram-mod: leave it out"),
 )
 def test_what_stands_beside_a_model_for_ollama(layers: int, words: tuple[str, ...], message: str) -> None:
     plan = plan_at("/m.gguf", Params(n_ctx=512, n_gpu_layers=layers))
@@ -314,19 +303,16 @@ def test_what_stands_beside_a_model_for_ollama(layers: int, words: tuple[str, ..
         render(plan, "ollama")
 
 
-REFUSED = {
-    "overrides": ({"tensor_buft_overrides": SPILLED.tensor_buft_overrides}, "no parameter like llama.cpp's -ot", "-ot"),
-    "a split": ({"tensor_split": (1.0, 2.0)}, "no parameter like llama.cpp's -ts", "-ts"),
-    "no offload": ({"offload_kqv": False}, "no parameter like llama.cpp's -nkvo", "-nkvo"),
-    "rows": ({"split_mode": "row"}, "no parameter like llama.cpp's -sm", "-sm"),
-    "one cache": ({"n_seq_max": 2, "kv_unified": True}, "no parameter like llama.cpp's -kvu", "-kvu"),
-    "two types": ({"type_k": "q8_0"}, "this plan has -ctk q8_0: plan with one of them for -ctk and -ctv", "-ctk"),
-    "another type": ({"type_k": "q5_1", "type_v": "q5_1"}, "this plan has -ctk q5_1", "-ctk"),
-    "two backends": ({"devices": ("CUDA0", "Vulkan0")}, "no parameter like llama.cpp's -dev", "-dev"),
-}
-
-
-@pytest.mark.parametrize(("params", "message", "option"), REFUSED.values(), ids=REFUSED)
+@named_cases(
+    ("overrides", {"tensor_buft_overrides": SPILLED.tensor_buft_overrides}, "no parameter like llama.cpp's -ot", "-ot"),
+    ("a split", {"tensor_split": (1.0, 2.0)}, "no parameter like llama.cpp's -ts", "-ts"),
+    ("no offload", {"offload_kqv": False}, "no parameter like llama.cpp's -nkvo", "-nkvo"),
+    ("rows", {"split_mode": "row"}, "no parameter like llama.cpp's -sm", "-sm"),
+    ("one cache", {"n_seq_max": 2, "kv_unified": True}, "no parameter like llama.cpp's -kvu", "-kvu"),
+    ("two types", {"type_k": "q8_0"}, "this plan has -ctk q8_0: plan with one of them for -ctk and -ctv", "-ctk"),
+    ("another type", {"type_k": "q5_1", "type_v": "q5_1"}, "this plan has -ctk q5_1", "-ctk"),
+    ("two backends", {"devices": ("CUDA0", "Vulkan0")}, "no parameter like llama.cpp's -dev", "-dev"),
+)
 def test_what_ollama_cannot_be_told(params: dict[str, Any], message: str, option: str) -> None:
     plan = plan_at("/m.gguf", Params.of({"n_ctx": 8192, "n_gpu_layers": 33, **params}))
     with pytest.raises(PlanError, match=re.escape(message)):

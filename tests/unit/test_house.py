@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fitter.parameters.targets import TARGETS
+from tests.support.cases import cases, named_cases
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -235,14 +236,11 @@ def roots(module: str, text: str) -> set[str]:
     return {".".join(words[: i + 1]) for words in parts for i in range(len(words))}
 
 
-@pytest.mark.parametrize(
-    ("folder", "others"),
-    [
-        ("fitter", ("tools", "benchmarks", "tests")),
-        ("tools", ("benchmarks", "tests")),
-        ("benchmarks", ("tests",)),
-        ("examples", ("tools", "benchmarks", "tests")),
-    ],
+@cases(
+    ("fitter", ("tools", "benchmarks", "tests")),
+    ("tools", ("benchmarks", "tests")),
+    ("benchmarks", ("tests",)),
+    ("examples", ("tools", "benchmarks", "tests")),
 )
 def test_folders_import_downward(folder: str, others: tuple[str, ...]) -> None:
     found = {
@@ -288,15 +286,12 @@ def test_nobody_reaches_into_privates() -> None:
     assert found == set(NOT_YET)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "worker._child.pid",
-        "from fitter.planning.speed.cost import _data",
-        'patch.setattr(process, "_BOOT", "")',
-        'patch.setattr("fitter.llama.client._late", None)',
-        'run("from fitter.llama.worker import process; process._early")',
-    ],
+@cases(
+    "worker._child.pid",
+    "from fitter.planning.speed.cost import _data",
+    'patch.setattr(process, "_BOOT", "")',
+    'patch.setattr("fitter.llama.client._late", None)',
+    'run("from fitter.llama.worker import process; process._early")',
 )
 def test_a_reach_into_privates_is_found(text: str) -> None:
     assert len(set(privates(text))) == 1
@@ -330,15 +325,12 @@ def test_an_error_of_any_words_is_found() -> None:
     assert list(unsaid("with pytest.raises(UsageError) as caught:\n    ask()")) == []
 
 
-UP = {
-    "at the top of the file": "from fitter.api import fit",
-    "inside a function": "def late():\n    from fitter import api",
-    "for a type": "if TYPE_CHECKING:\n    from fitter.api import Plan",
-    "by the module's name": "import fitter.api",
-}
-
-
-@pytest.mark.parametrize("text", UP.values(), ids=UP.keys())
+@named_cases(
+    ("at the top of the file", "from fitter.api import fit"),
+    ("inside a function", "def late():\n    from fitter import api"),
+    ("for a type", "if TYPE_CHECKING:\n    from fitter.api import Plan"),
+    ("by the module's name", "import fitter.api"),
+)
 def test_an_import_that_runs_up_is_found(text: str) -> None:
     modules = {"fitter.api": "", "fitter.llama.worker.worker": text}
     assert upward(arrows(modules)) == {("fitter.llama.worker.worker", "fitter.api")}

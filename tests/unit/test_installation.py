@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fitter.installation import install_command
+from tests.support.cases import cases
 
 GIT = "https://git.example.org/llama-fitter"
 
@@ -38,7 +39,7 @@ ORIGINS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("origin", "words"), ORIGINS.values(), ids=ORIGINS)
+@cases(ORIGINS)
 def test_the_install_comes_from_the_same_place(
     origin: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

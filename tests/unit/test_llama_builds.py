@@ -14,6 +14,7 @@ from fitter.errors import FitterError, LibraryError, UsageError
 from fitter.llama.build import build_folder, linker_cache
 from fitter.llama.build.build_folder import Build, find
 from tests.support import libraries
+from tests.support.cases import cases, named_cases
 
 BASE_SYMBOLS = ("ggml_version", "ggml_backend_dev_count")
 MACHINE = os.uname().machine
@@ -57,16 +58,14 @@ def names(build: Build) -> list[str]:
 
 # --- directories
 
-PLACES = {
-    "itself": "",
-    "lib": "lib",
-    "bin": "bin",
-    "a build of the source": "build/bin",
-    "a distribution": f"usr/lib/{MACHINE}-linux-gnu",
-}
 
-
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@named_cases(
+    ("itself", ""),
+    ("lib", "lib"),
+    ("bin", "bin"),
+    ("a build of the source", "build/bin"),
+    ("a distribution", f"usr/lib/{MACHINE}-linux-gnu"),
+)
 def test_a_directory(place: str, tmp_path: Path) -> None:
     directory = install(tmp_path / place)
     build = find(str(tmp_path))
@@ -76,10 +75,7 @@ def test_a_directory(place: str, tmp_path: Path) -> None:
     assert dict(build.build_ids)["libllama.so.0"] == "aa"
 
 
-@pytest.mark.parametrize(
-    "llama",
-    ["libllama.so", "libllama.so.0.5.0", "libllama.v0.5.0.so", "libllama.cuda.b9842.so", "libllama-43a2e278.so.0"],
-)
+@cases("libllama.so", "libllama.so.0.5.0", "libllama.v0.5.0.so", "libllama.cuda.b9842.so", "libllama-43a2e278.so.0")
 def test_odd_names(llama: str, tmp_path: Path) -> None:
     install(tmp_path, llama=llama, ggml="libggml-0b5e5db1.so.0")
     for beside in ("libllama-common.so", "libllama-server-impl.so.0", "libllama.so.txt", "libllama.a"):
@@ -106,7 +102,7 @@ def test_a_directory_comes_before_the_search_path(tmp_path: Path, monkeypatch: p
     assert {os.path.dirname(path) for path in find(str(tmp_path / "own")).libraries} == {str(tmp_path / "own")}
 
 
-@pytest.mark.parametrize("place", ["", "ggml", "ggml/backends0"])
+@cases("", "ggml", "ggml/backends0")
 def test_cpu_plugins(place: str, tmp_path: Path) -> None:
     install(tmp_path, cpu="")
     for name in ("libggml-cpu-haswell.so", "libggml-cpu-zen4.so", "libggml-cuda.so"):
@@ -177,16 +173,13 @@ def _linked(directory: Path) -> None:
     (directory / "llama-server").symlink_to("opt/bin/llama-server")
 
 
-PROGRAMS = {
-    "beside it": _beside,
-    "through its own library": _through_another,
-    "below it": _below,
-    "an inherited rpath": _rpath_is_inherited,
-    "a link": _linked,
-}
-
-
-@pytest.mark.parametrize("lay", PROGRAMS.values(), ids=PROGRAMS)
+@named_cases(
+    ("beside it", _beside),
+    ("through its own library", _through_another),
+    ("below it", _below),
+    ("an inherited rpath", _rpath_is_inherited),
+    ("a link", _linked),
+)
 def test_a_llama_server(lay: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lay(tmp_path)
     build = find(str(tmp_path / "llama-server"))
@@ -347,7 +340,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], type[FitterError], str]] = {
 }
 
 
-@pytest.mark.parametrize(("lay", "kind", "message"), REFUSED.values(), ids=REFUSED)
+@cases(REFUSED)
 def test_what_is_refused(lay: Callable[[Path], Path], kind: type[FitterError], message: str, tmp_path: Path) -> None:
     where = str(lay(tmp_path))
     with pytest.raises(kind) as caught:

@@ -9,6 +9,7 @@ from fitter.llama.build.epochs import leaves_out_what_is_masked, position_bytes
 from fitter.llama.build.log import lines_of_context
 from fitter.llama.load.caches import CellBytes, matched
 from fitter.llama.types import Cache, CacheTensor
+from tests.support.cases import cases, named_cases
 
 CELL = CellBytes(indexer=12, other=24)
 
@@ -83,26 +84,21 @@ def test_a_compressed_cache_has_the_ratio_of_its_compressor() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("log", "tensors", "what"),
-    [
-        pytest.param([], [kv("cache_k_l0", 512)], "cache_k_l0 is of no cache that its log names", id="no cache"),
-        pytest.param(
-            [cells(512, 1)],
-            [kv("cache_k_l0", 512), kv("cache_k_l1", 512)],
-            "cache_k_l1 is of no cache that its log names",
-            id="more layers",
-        ),
-        pytest.param(
-            [cells(256, 1)],
-            [kv("cache_k_l0", 512)],
-            "cache_k_l0 is not of the cache of 256 cells that its log names",
-            id="another size",
-        ),
-        pytest.param(
-            [cells(512, 1)], [kv("cache_x_l0", 512)], "cache_x_l0 is none of the tensors of its caches", id="name"
-        ),
-    ],
+@named_cases(
+    ("no cache", [], [kv("cache_k_l0", 512)], "cache_k_l0 is of no cache that its log names"),
+    (
+        "more layers",
+        [cells(512, 1)],
+        [kv("cache_k_l0", 512), kv("cache_k_l1", 512)],
+        "cache_k_l1 is of no cache that its log names",
+    ),
+    (
+        "another size",
+        [cells(256, 1)],
+        [kv("cache_k_l0", 512)],
+        "cache_k_l0 is not of the cache of 256 cells that its log names",
+    ),
+    ("name", [cells(512, 1)], [kv("cache_x_l0", 512)], "cache_x_l0 is none of the tensors of its caches"),
 )
 def test_what_does_not_belong_together_is_an_error(log: list[str], tensors: list[CacheTensor], what: str) -> None:
     with pytest.raises(LlamaCppError) as error:
@@ -116,15 +112,8 @@ def test_only_the_last_context_counts() -> None:
     assert lines_of_context(["a"]) == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("ggml", "expected"),
-    [
-        ("0.12.9", (0, False)),
-        ("0.13.1", (8, False)),
-        ("0.15.1", (8, True)),
-        ("0.20.0", (8, True)),
-        ("0.23.0", (12, True)),
-    ],
+@cases(
+    ("0.12.9", (0, False)), ("0.13.1", (8, False)), ("0.15.1", (8, True)), ("0.20.0", (8, True)), ("0.23.0", (12, True))
 )
 def test_what_a_version_writes_of_a_cell(ggml: str, expected: tuple[int, bool]) -> None:
     assert (position_bytes(ggml), leaves_out_what_is_masked(ggml)) == expected

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from gguf import GGUFReader
 
 from fitter.llama.load import canary
 from fitter.llama.types import Breakdown, Row
+from tests.support.cases import cases, named_cases
 
 CARDS = ("CUDA0",) * 4
 SPLIT = ("CUDA1", "CUDA1", "CUDA0", "CUDA0")
 
 
-@pytest.mark.parametrize("kind", ["DENSE", "EXPERTS", "QUANTIZED"])
+@cases("DENSE", "EXPERTS", "QUANTIZED")
 def test_the_tensors_are_those_in_the_file(kind: str, tmp_path: Path) -> None:
     tensors = getattr(canary, kind)
     found = GGUFReader(canary.write(tmp_path, tensors)).tensors
@@ -51,19 +51,18 @@ def test_a_cache_is_where_its_layer_is() -> None:
 CARD = Row("CUDA0", "CUDA0", False, 70, 20, 5)
 PINNED = Row("CUDA_Host", "CUDA0", True, 30, 0, 7)
 RIGHT = Breakdown((CARD, PINNED), ("CUDA0",), 1024)
-OTHERS = {
-    "weights": (replace(CARD, model=71), "x: weights take 30 bytes of the host, 71 bytes of CUDA0 instead of"),
-    "the cache": (replace(CARD, context=21), "x: the KV cache take 21 bytes of CUDA0 instead of 20 bytes of CUDA0"),
-    "another device": (replace(CARD, device="CUDA1"), "x: weights take 30 bytes of the host, 70 bytes of CUDA1 "),
-    "the host": (replace(CARD, is_host=True), "x: weights take 100 bytes of the host instead of"),
-}
 
 
 def test_what_is_as_expected_is_not_told() -> None:
     assert not [*canary.differences("x", RIGHT, {"": 30, "CUDA0": 70}, {"CUDA0": 20})]
 
 
-@pytest.mark.parametrize(("row", "message"), OTHERS.values(), ids=OTHERS)
+@named_cases(
+    ("weights", replace(CARD, model=71), "x: weights take 30 bytes of the host, 71 bytes of CUDA0 instead of"),
+    ("the cache", replace(CARD, context=21), "x: the KV cache take 21 bytes of CUDA0 instead of 20 bytes of CUDA0"),
+    ("another device", replace(CARD, device="CUDA1"), "x: weights take 30 bytes of the host, 70 bytes of CUDA1 "),
+    ("the host", replace(CARD, is_host=True), "x: weights take 100 bytes of the host instead of"),
+)
 def test_what_is_not_as_expected_is_told(row: Row, message: str) -> None:
     found = [*canary.differences("x", replace(RIGHT, rows=(row, PINNED)), {"": 30, "CUDA0": 70}, {"CUDA0": 20})]
     assert found[0].startswith(message)

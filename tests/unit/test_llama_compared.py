@@ -14,6 +14,7 @@ from fitter.llama.build.cuda_library import Answering, CudaLibrary
 from fitter.llama.build.epochs import backend_rules, epochs
 from fitter.llama.virtual import VirtualDevice
 from fitter.version import numbers_of
+from tests.support.cases import cases, named_cases
 from tools.load_answers import read_table
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -36,59 +37,50 @@ with_figures = pytest.mark.usefixtures("figures")
 
 
 @with_figures
-@pytest.mark.parametrize(
-    ("profile", "ggml", "commit", "expected"),
-    [
-        pytest.param("cuda", "0.15.3", "f53ea51", OLD, id="the same"),
-        pytest.param("cuda", "0.15.3", "f53ea51c0ffee", OLD, id="a longer commit"),
-        pytest.param("cuda", "0.15.3", "f53", OLD, id="a shorter commit"),
-        pytest.param("cuda", "0.15.3", "f53ea51-dirty", OLD, id="with changes"),
-        pytest.param("cuda", "0.15.3", "unknown", OLD, id="a commit that it does not know"),
-        pytest.param("cuda", "0.15.3", "", OLD, id="no commit"),
-        pytest.param("cuda", "0.15.3", "7e4c0a9", None, id="another commit of that version"),
-        pytest.param("cuda", "0.20.0", "", SOURCE, id="neither knows the commit"),
-        pytest.param("cuda", "0.20.0", "7e4c0a9-dirty", SOURCE, id="the commit of what is around it"),
-        pytest.param("cuda", "0.20.0", "7e4c0a9", None, id="a build of upstream's"),
-        pytest.param("cuda", "0.15.4", "f53ea51", None, id="another version"),
-        pytest.param("rocm", "0.15.3", "f53ea51", None, id="another profile"),
-        pytest.param("vulkan-nvidia", "0.15.3", "f53ea51", None, id="a driver's profile"),
-    ],
+@named_cases(
+    ("the same", "cuda", "0.15.3", "f53ea51", OLD),
+    ("a longer commit", "cuda", "0.15.3", "f53ea51c0ffee", OLD),
+    ("a shorter commit", "cuda", "0.15.3", "f53", OLD),
+    ("with changes", "cuda", "0.15.3", "f53ea51-dirty", OLD),
+    ("a commit that it does not know", "cuda", "0.15.3", "unknown", OLD),
+    ("no commit", "cuda", "0.15.3", "", OLD),
+    ("another commit of that version", "cuda", "0.15.3", "7e4c0a9", None),
+    ("neither knows the commit", "cuda", "0.20.0", "", SOURCE),
+    ("the commit of what is around it", "cuda", "0.20.0", "7e4c0a9-dirty", SOURCE),
+    ("a build of upstream's", "cuda", "0.20.0", "7e4c0a9", None),
+    ("another version", "cuda", "0.15.4", "f53ea51", None),
+    ("another profile", "rocm", "0.15.3", "f53ea51", None),
+    ("a driver's profile", "vulkan-nvidia", "0.15.3", "f53ea51", None),
 )
 def test_which_comparison(profile: str, ggml: str, commit: str, expected: Compared | None) -> None:
     assert compared.compared(profile, ggml, commit) == expected
 
 
 @with_figures
-@pytest.mark.parametrize(
-    ("ggml", "expected"),
-    [("0.9.4", (None, OLD)), ("0.15.3", (OLD, SOURCE)), ("0.24.0", (SOURCE, NEW)), ("0.100.0", (NEW, None))],
-)
+@cases(("0.9.4", (None, OLD)), ("0.15.3", (OLD, SOURCE)), ("0.24.0", (SOURCE, NEW)), ("0.100.0", (NEW, None)))
 def test_those_around(ggml: str, expected: tuple[Compared | None, Compared | None]) -> None:
     assert around("cuda", ggml) == expected
     assert around("metal", ggml) == (None, None)
 
 
 @with_figures
-@pytest.mark.parametrize(
-    ("profile", "ggml", "commit", "said"),
-    [
-        ("cuda", "0.25.1", "0ad4a86", ""),
-        (
-            "cuda",
-            "0.15.3",
-            "f53ea51",
-            "the rules of the cuda profile say what this llama.cpp does for 248 of 250 drawn loads; the others are 2 "
-            "of a kind",
-        ),
-        (
-            "cuda",
-            "0.24.0",
-            "c0ffee1",
-            "the rules of the cuda profile were never compared with this llama.cpp, only with 0.3.35 and v9",
-        ),
-        ("cuda", "0.26.0", "", "the rules of the cuda profile were never compared with this llama.cpp, only with v9"),
-        ("metal", "0.25.1", "", "the rules of the metal profile were never compared with this llama.cpp"),
-    ],
+@cases(
+    ("cuda", "0.25.1", "0ad4a86", ""),
+    (
+        "cuda",
+        "0.15.3",
+        "f53ea51",
+        "the rules of the cuda profile say what this llama.cpp does for 248 of 250 drawn loads; the others are 2 "
+        "of a kind",
+    ),
+    (
+        "cuda",
+        "0.24.0",
+        "c0ffee1",
+        "the rules of the cuda profile were never compared with this llama.cpp, only with 0.3.35 and v9",
+    ),
+    ("cuda", "0.26.0", "", "the rules of the cuda profile were never compared with this llama.cpp, only with v9"),
+    ("metal", "0.25.1", "", "the rules of the metal profile were never compared with this llama.cpp"),
 )
 def test_what_a_plan_says(profile: str, ggml: str, commit: str, said: str) -> None:
     assert said_of(profile, ggml, commit) == said
@@ -104,36 +96,33 @@ NEVER = "profile were never compared with this llama.cpp"
 
 
 @with_figures
-@pytest.mark.parametrize(
-    ("profiles", "answering", "version", "expected"),
-    [
-        pytest.param(
-            ["cuda", "cuda"],
-            Answering(LIBRARY),
-            ("0.24.0", "c0ffee1"),
-            ["the cards were simulated by /x/libggml-cuda.so, a CUDA backend of llama.cpp"],
-            id="its own",
-        ),
-        pytest.param(["cuda"], None, ("0.25.1", "0ad4a86"), [], id="all equal"),
-        pytest.param([], None, ("0.24.0", ""), [], id="no cards"),
-        pytest.param(
-            ["cuda", "cuda"],
-            None,
-            ("0.24.0", "c0ffee1"),
-            [f"the rules of the cuda {NEVER}, only with 0.3.35 and v9"],
-            id="never, once",
-        ),
-        pytest.param(
-            ["cuda", "vulkan-nvidia"],
-            CANNOT,
-            ("0.25.1", "0ad4a86"),
-            [
-                "fitter's own rules answered for the cards: /x/libggml-cuda.so answers for NVIDIA cards only",
-                f"the rules of the vulkan {NEVER}",
-            ],
-            id="instead of its own",
-        ),
-    ],
+@named_cases(
+    (
+        "its own",
+        ["cuda", "cuda"],
+        Answering(LIBRARY),
+        ("0.24.0", "c0ffee1"),
+        ["the cards were simulated by /x/libggml-cuda.so, a CUDA backend of llama.cpp"],
+    ),
+    ("all equal", ["cuda"], None, ("0.25.1", "0ad4a86"), []),
+    ("no cards", [], None, ("0.24.0", ""), []),
+    (
+        "never, once",
+        ["cuda", "cuda"],
+        None,
+        ("0.24.0", "c0ffee1"),
+        [f"the rules of the cuda {NEVER}, only with 0.3.35 and v9"],
+    ),
+    (
+        "instead of its own",
+        ["cuda", "vulkan-nvidia"],
+        CANNOT,
+        ("0.25.1", "0ad4a86"),
+        [
+            "fitter's own rules answered for the cards: /x/libggml-cuda.so answers for NVIDIA cards only",
+            f"the rules of the vulkan {NEVER}",
+        ],
+    ),
 )
 def test_notes(profiles: list[str], answering: Answering | None, version: tuple[str, str], expected: list[str]) -> None:
     assert list(compared.notes([card(each) for each in profiles], answering, *version)) == expected

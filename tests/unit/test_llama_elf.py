@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fitter.errors import LibraryError
 from fitter.llama.build import elf
 from tests.support import libraries
+from tests.support.cases import named_cases
 
 ID = "3b71ad7d7c18482d74c453dc90ea6ea2958da52a"
 
@@ -33,14 +34,10 @@ def test_one_that_was_not_made_here() -> None:
     assert any(name.startswith("libc.so") for name in found.needed)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"bits": 32}, "is for 32-bit machines"),
-        ({"machine": libraries.OTHER}, f"is for {libraries.OTHER}, this machine is"),
-        ({"machine": "vax"}, "is for another machine (number 0)"),
-    ],
-    ids=["32 bits", "other machine", "unknown machine"],
+@named_cases(
+    ("32 bits", {"bits": 32}, "is for 32-bit machines"),
+    ("other machine", {"machine": libraries.OTHER}, f"is for {libraries.OTHER}, this machine is"),
+    ("unknown machine", {"machine": "vax"}, "is for another machine (number 0)"),
 )
 def test_for_another_machine(changes: dict[str, int | str], message: str, tmp_path: Path) -> None:
     path = libraries.write(tmp_path / "liba.so", **changes)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from fitter.llama.header.limits import Limit, limits, problem
 from fitter.llama.types import Array, MetadataValue
 from fitter.model.shapes import catalogue
 from fitter.model.shapes.mapping import header_of
+from tests.support.cases import cases
 
 N_TENSORS = 40
 METADATA: dict[str, MetadataValue] = {
@@ -26,51 +27,45 @@ def said(key: str, value: MetadataValue) -> str:
     return problem({**METADATA, key: value}, N_TENSORS)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("qwen3.block_count", 0, "0: llama.cpp takes a whole number from 1 to 512"),
-        ("qwen3.block_count", 513, "513: llama.cpp takes a whole number from 1 to 512"),
-        ("qwen3.block_count", 2**31, "2147483648: llama.cpp takes a whole number from 1 to 512"),
-        ("qwen3.block_count", "many", "'many': llama.cpp takes a whole number from 1 to 512"),
-        ("qwen3.block_count", True, "true: llama.cpp takes a whole number from 1 to 512"),
-        ("qwen3.block_count", Array("u32", 1, (28,)), "with 1 values: llama.cpp takes a whole number from 1 to 512"),
-        ("qwen3.nextn_predict_layers", 29, "29: llama.cpp takes a whole number from 0 to 28"),
-        ("qwen3.embedding_length", math.nan, "nan: llama.cpp takes a whole number from 0 to 4294967295"),
-        ("qwen3.embedding_length", math.inf, "inf: llama.cpp takes a whole number from 0 to 4294967295"),
-        ("qwen3.context_length", -1, "-1: llama.cpp takes a whole number from 0 to 4294967295"),
-        ("qwen3.context_length", 2**32, "4294967296: llama.cpp takes a whole number from 0 to 4294967295"),
-        ("qwen3.expert_count", 1025, "1025: llama.cpp takes a whole number from 0 to 1024"),
-        (
-            "qwen3.attention.head_count",
-            Array("u32", 10**6),
-            "with 1000000 values: llama.cpp takes a whole number from 0 to 4294967295, or up to 512 of them",
-        ),
-        ("qwen3.attention.causal", 1, "1: llama.cpp takes true or false"),
-        ("split.count", 65536, "65536: llama.cpp takes a whole number from 0 to 65535"),
-        ("qwen3.vision.block_count", 41, "41: llama.cpp takes a whole number from 0 to 40"),
-    ],
+@cases(
+    ("qwen3.block_count", 0, "0: llama.cpp takes a whole number from 1 to 512"),
+    ("qwen3.block_count", 513, "513: llama.cpp takes a whole number from 1 to 512"),
+    ("qwen3.block_count", 2**31, "2147483648: llama.cpp takes a whole number from 1 to 512"),
+    ("qwen3.block_count", "many", "'many': llama.cpp takes a whole number from 1 to 512"),
+    ("qwen3.block_count", True, "true: llama.cpp takes a whole number from 1 to 512"),
+    ("qwen3.block_count", Array("u32", 1, (28,)), "with 1 values: llama.cpp takes a whole number from 1 to 512"),
+    ("qwen3.nextn_predict_layers", 29, "29: llama.cpp takes a whole number from 0 to 28"),
+    ("qwen3.embedding_length", math.nan, "nan: llama.cpp takes a whole number from 0 to 4294967295"),
+    ("qwen3.embedding_length", math.inf, "inf: llama.cpp takes a whole number from 0 to 4294967295"),
+    ("qwen3.context_length", -1, "-1: llama.cpp takes a whole number from 0 to 4294967295"),
+    ("qwen3.context_length", 2**32, "4294967296: llama.cpp takes a whole number from 0 to 4294967295"),
+    ("qwen3.expert_count", 1025, "1025: llama.cpp takes a whole number from 0 to 1024"),
+    (
+        "qwen3.attention.head_count",
+        Array("u32", 10**6),
+        "with 1000000 values: llama.cpp takes a whole number from 0 to 4294967295, or up to 512 of them",
+    ),
+    ("qwen3.attention.causal", 1, "1: llama.cpp takes true or false"),
+    ("split.count", 65536, "65536: llama.cpp takes a whole number from 0 to 65535"),
+    ("qwen3.vision.block_count", 41, "41: llama.cpp takes a whole number from 0 to 40"),
 )
 def test_what_llama_cpp_does_not_take(key: str, value: MetadataValue, words: str) -> None:
     assert said(key, value) == f"has {key} {words}"
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("qwen3.block_count", 1),
-        ("qwen3.block_count", 512),
-        ("qwen3.nextn_predict_layers", 28),
-        ("qwen3.context_length", 2**32 - 1),
-        ("qwen3.expert_count", 1024),
-        ("qwen3.attention.head_count", Array("u32", 512, (1,) * 512)),
-        ("qwen3.attention.causal", False),
-        ("qwen3.vision.block_count", 40),
-        # llama.cpp reads these of some architectures only, and not as what fitter does
-        ("qwen3.vocab_size", math.nan),
-        ("qwen3.attention.sliding_window", "none"),
-        ("llama.block_count", 2**31),
-    ],
+@cases(
+    ("qwen3.block_count", 1),
+    ("qwen3.block_count", 512),
+    ("qwen3.nextn_predict_layers", 28),
+    ("qwen3.context_length", 2**32 - 1),
+    ("qwen3.expert_count", 1024),
+    ("qwen3.attention.head_count", Array("u32", 512, (1,) * 512)),
+    ("qwen3.attention.causal", False),
+    ("qwen3.vision.block_count", 40),
+    # llama.cpp reads these of some architectures only, and not as what fitter does
+    ("qwen3.vocab_size", math.nan),
+    ("qwen3.attention.sliding_window", "none"),
+    ("llama.block_count", 2**31),
 )
 def test_what_it_may_take(key: str, value: MetadataValue) -> None:
     assert said(key, value) == ""

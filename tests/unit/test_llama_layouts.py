@@ -16,6 +16,7 @@ from fitter.llama.build.find_layout import layout_of
 from fitter.llama.build.functions import backend_api
 from fitter.llama.build.layouts import disagreement, structs_of
 from fitter.llama.build.llama_h import fields_of
+from tests.support.cases import cases, named_cases
 
 Layout = dict[str, dict[str, str]]
 KNOWN = layouts.layouts()
@@ -97,13 +98,6 @@ def places(layout: Layout) -> dict[str, tuple[int, int]]:
     }
 
 
-TAKEN: dict[str, tuple[New, ...]] = {
-    "first": ((MODEL, "devices", "int32_t", 3),),
-    "in the middle of each": ((MODEL, "tensor_split", "int32_t", 7), (CONTEXT, "n_threads", "size_t", 9)),
-    "two in one": ((CONTEXT, "n_batch", "int32_t", 7), (CONTEXT, "type_k", "float", 0.5)),
-    "a pointer where fitter writes none": ((CONTEXT, "cb_eval", "void *", 0),),
-    "a flag that no other is like": ((CONTEXT, "embeddings", "bool", 1),),
-}
 REFUSED: dict[str, tuple[New, ...]] = {
     "a flag like those beside it": ((CONTEXT, "op_offload", "bool", 1),),
     "a number like those beside it": ((CONTEXT, "n_rs_seq", "int32_t", 0),),
@@ -112,7 +106,13 @@ REFUSED: dict[str, tuple[New, ...]] = {
 }
 
 
-@pytest.mark.parametrize("new", TAKEN.values(), ids=TAKEN)
+@named_cases(
+    ("first", ((MODEL, "devices", "int32_t", 3),)),
+    ("in the middle of each", ((MODEL, "tensor_split", "int32_t", 7), (CONTEXT, "n_threads", "size_t", 9))),
+    ("two in one", ((CONTEXT, "n_batch", "int32_t", 7), (CONTEXT, "type_k", "float", 0.5))),
+    ("a pointer where fitter writes none", ((CONTEXT, "cb_eval", "void *", 0),)),
+    ("a flag that no other is like", ((CONTEXT, "embeddings", "bool", 1),)),
+)
 def test_a_newer_layout_follows_from_its_defaults(new: tuple[New, ...]) -> None:
     layout, defaults = with_new(*new)
     name, found = layout_of(Build(layout, defaults))
@@ -192,10 +192,7 @@ def test_a_header_of_another_version_is_not_believed_where_the_layout_is_known(t
     assert layout_of(Build(KNOWN["0.3.36"]), [str(path)])[0] == "0.3.36"
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("n_ctx", 4096), ("use_extra_bufts", 0), ("yarn_ext_factor", 1.0), ("n_samplers", 1), ("lazy_mode", 0)],
-)
+@cases(("n_ctx", 4096), ("use_extra_bufts", 0), ("yarn_ext_factor", 1.0), ("n_samplers", 1), ("lazy_mode", 0))
 def test_another_default_is_refused(field: str, value: float) -> None:
     with pytest.raises(LibraryError, match="in no version"):
         layout_of(Build(KNOWN["0.3.36"], {field: value}))
@@ -227,20 +224,19 @@ def test_a_file_is_read_and_not_mapped(name: str) -> None:
 
 # --- llama.h
 
-DECLARATIONS = {
-    "scalars": ("int32_t a; uint32_t b; bool c; float d; size_t e;", "int32_t int32_t bool float size_t"),
-    "pointers": ("const char * a; struct b_t *b; const float * c; void ** d;", "void *|void *|float *|void *"),
-    "enums": ("enum llama_split_mode a; my_enum b;", "int32_t int32_t"),
-    "callbacks": ("my_callback a; ggml_abort_callback b; my_handle c;", "void *|void *|void *"),
-    "several": ("int32_t a, b;", "int32_t int32_t"),
-    "comments": ("int32_t a; // bool x;\n /* bool y;\n */ bool b;", "int32_t bool"),
-}
 TYPES = (
     "typedef bool (*my_callback)(int a);\ntypedef struct my_thing * my_handle;\ntypedef enum my_e { A, B } my_enum;\n"
 )
 
 
-@pytest.mark.parametrize(("declarations", "kinds"), DECLARATIONS.values(), ids=DECLARATIONS)
+@named_cases(
+    ("scalars", "int32_t a; uint32_t b; bool c; float d; size_t e;", "int32_t int32_t bool float size_t"),
+    ("pointers", "const char * a; struct b_t *b; const float * c; void ** d;", "void *|void *|float *|void *"),
+    ("enums", "enum llama_split_mode a; my_enum b;", "int32_t int32_t"),
+    ("callbacks", "my_callback a; ggml_abort_callback b; my_handle c;", "void *|void *|void *"),
+    ("several", "int32_t a, b;", "int32_t int32_t"),
+    ("comments", "int32_t a; // bool x;\n /* bool y;\n */ bool b;", "int32_t bool"),
+)
 def test_declarations(declarations: str, kinds: str) -> None:
     found = fields_of(f"{TYPES}struct s {{ {declarations} }};", "s")
     assert list(found) == list("abcde")[: len(found)]
@@ -295,26 +291,23 @@ def test_what_is_declared_is_read(fields: dict[str, str]) -> None:
 # --- epochs
 
 
-@pytest.mark.parametrize(
-    ("ggml", "has_params", "alone"),
-    [
-        ("0.13.1", False, ()),
-        ("0.20.0", False, ()),
-        ("0.21.0", None, ()),
-        ("0.22.1", None, ()),
-        ("0.23.0", True, ("minimax-01",)),
-        ("0.24.0", True, ("kimi-linear", "minimax-01")),
-        ("0.25.1", True, ("kimi-linear", "minimax-01")),
-        ("0.25.3-dev", True, ("kimi-linear", "minimax-01")),
-        ("1.0.0", True, ("kimi-linear", "minimax-01")),
-    ],
+@cases(
+    ("0.13.1", False, ()),
+    ("0.20.0", False, ()),
+    ("0.21.0", None, ()),
+    ("0.22.1", None, ()),
+    ("0.23.0", True, ("minimax-01",)),
+    ("0.24.0", True, ("kimi-linear", "minimax-01")),
+    ("0.25.1", True, ("kimi-linear", "minimax-01")),
+    ("0.25.3-dev", True, ("kimi-linear", "minimax-01")),
+    ("1.0.0", True, ("kimi-linear", "minimax-01")),
 )
 def test_epochs(ggml: str, has_params: bool | None, alone: tuple[str, ...]) -> None:
     found = epoch_of(ggml)
     assert (found.graph_optimize_has_params, found.larger_alone) == (has_params, alone)
 
 
-@pytest.mark.parametrize("ggml", ["0.9.11", "0.13.0", "", "unknown"])
+@cases("0.9.11", "0.13.0", "", "unknown")
 def test_a_ggml_that_is_too_old(ggml: str) -> None:
     with pytest.raises(LibraryError, match=r"0\.13\.1 is needed: take llama\.cpp"):
         epoch_of(ggml)

@@ -10,6 +10,7 @@ from fitter.llama.build.library import Versions, is_same_version
 from fitter.llama.build.log import LogLine, flash_attn_from, n_splits_from, reason, unused_from
 from fitter.llama.load.backend_devices import Device, default_devices
 from fitter.llama.types import DeviceInfo, VirtualDevice, describe
+from tests.support.cases import cases, named_cases
 
 CHOSEN = "llama_context: flash_attn            = {}"
 
@@ -35,7 +36,7 @@ FLASH_ATTN: dict[str, tuple[list[str], bool | None]] = {
 }
 
 
-@pytest.mark.parametrize(("log", "expected"), FLASH_ATTN.values(), ids=FLASH_ATTN.keys())
+@cases(FLASH_ATTN)
 def test_flash_attention_from_the_log(log: list[str], expected: bool | None) -> None:
     assert flash_attn_from(log) is expected
 
@@ -47,37 +48,38 @@ def test_unused_tensors_from_the_log() -> None:
     assert unused_from(others[:1]) == ()
 
 
-SPLITS: dict[str, tuple[str, tuple[int, int] | None]] = {
-    "both the same": ("sched_reserve: graph: nodes = 999, splits = 2, input objects = 5, input tensors = 6", (2, 2)),
-    "prompt and generation": (
+@named_cases(
+    ("both the same", "sched_reserve: graph: nodes = 999, splits = 2, input objects = 5, input tensors = 6", (2, 2)),
+    (
+        "prompt and generation",
         "sched_reserve: graph (pp bs=512, tg bs=1): nodes = 9 / 8, splits = 146 / 98, input objects = 5 / 5, input "
         "tensors = 6 / 6",
         (146, 98),
     ),
-    "both the same, before v0.5.0": ("sched_reserve: graph splits = 2", (2, 2)),
-    "prompt and generation, before v0.5.0": (
+    ("both the same, before v0.5.0", "sched_reserve: graph splits = 2", (2, 2)),
+    (
+        "prompt and generation, before v0.5.0",
         "sched_reserve: graph splits = 146 (with bs=512), 98 (with bs=1)",
         (146, 98),
     ),
-    "another line": ("sched_reserve: reserve took 2.00 ms, sched copies = 1", None),
-}
-
-
-@pytest.mark.parametrize(("line", "expected"), SPLITS.values(), ids=SPLITS.keys())
+    ("another line", "sched_reserve: reserve took 2.00 ms, sched copies = 1", None),
+)
 def test_graph_splits_from_the_log(line: str, expected: tuple[int, int] | None) -> None:
     assert n_splits_from([line]) == expected
 
 
-REASONS: dict[str, tuple[list[tuple[int, str]], str | None]] = {
-    "no error": ([(2, "llama_model_load: fine"), (3, "load: a warning")], None),
-    "cause before consequence": (
+@named_cases(
+    ("no error", [(2, "llama_model_load: fine"), (3, "load: a warning")], None),
+    (
+        "cause before consequence",
         [
             (4, "llama_model_load: error loading model: unknown model architecture: 'foo'"),
             (4, "llama_model_load_from_file_impl: failed to load model"),
         ],
         "unknown model architecture: 'foo'",
     ),
-    "deeper cause": (
+    (
+        "deeper cause",
         [
             (4, "gguf_init_from_reader: duplicate key 'a' for KV pair 3"),
             (4, "gguf_init_from_reader: failed to read key-value pairs"),
@@ -86,12 +88,9 @@ REASONS: dict[str, tuple[list[tuple[int, str]], str | None]] = {
         ],
         "duplicate key 'a' for KV pair 3",
     ),
-    "only a consequence": ([(4, "gguf_init_from_reader: failed to read header")], "failed to read header"),
-    "context": ([(4, "llama_init_from_model: failed to initialize the context: n_ctx_seq == 0")], "n_ctx_seq == 0"),
-}
-
-
-@pytest.mark.parametrize(("lines", "expected"), REASONS.values(), ids=REASONS.keys())
+    ("only a consequence", [(4, "gguf_init_from_reader: failed to read header")], "failed to read header"),
+    ("context", [(4, "llama_init_from_model: failed to initialize the context: n_ctx_seq == 0")], "n_ctx_seq == 0"),
+)
 def test_the_reason_is_the_error_that_caused_the_others(lines: list[tuple[int, str]], expected: str | None) -> None:
     assert reason([LogLine(level, text) for level, text in lines]) == expected
 
@@ -100,66 +99,59 @@ def device(name: str, kind: str, backend: str, device_id: str | None = None) -> 
     return Device(DeviceInfo(name, name, kind, backend, 1, 1), device_id, 1, name, 1)
 
 
-DEFAULTS: dict[str, tuple[list[Device], list[str]]] = {
-    "no GPU": ([device("CPU", "cpu", "CPU"), device("BLAS", "accel", "BLAS")], []),
-    "servers come first": ([device("CUDA0", "gpu", "CUDA"), device("RPC0", "gpu", "RPC")], ["RPC0", "CUDA0"]),
-    "one card through two backends": (
+@named_cases(
+    ("no GPU", [device("CPU", "cpu", "CPU"), device("BLAS", "accel", "BLAS")], []),
+    ("servers come first", [device("CUDA0", "gpu", "CUDA"), device("RPC0", "gpu", "RPC")], ["RPC0", "CUDA0"]),
+    (
+        "one card through two backends",
         [device("CUDA0", "gpu", "CUDA", "0:1"), device("Vulkan0", "gpu", "Vulkan", "0:1")],
         ["CUDA0"],
     ),
-    "cards without an id are different ones": (
+    (
+        "cards without an id are different ones",
         [device("CUDA0", "gpu", "CUDA"), device("CUDA1", "gpu", "CUDA")],
         ["CUDA0", "CUDA1"],
     ),
-    "integrated beside a card": ([device("Vulkan0", "igpu", "Vulkan"), device("CUDA0", "gpu", "CUDA")], ["CUDA0"]),
-    "integrated beside a server": ([device("M0", "igpu", "Metal"), device("RPC0", "gpu", "RPC")], ["RPC0", "M0"]),
-    "integrated through two backends": ([device("A0", "igpu", "A"), device("B0", "igpu", "B")], ["A0"]),
-}
-
-
-@pytest.mark.parametrize(("devices", "expected"), DEFAULTS.values(), ids=DEFAULTS.keys())
+    ("integrated beside a card", [device("Vulkan0", "igpu", "Vulkan"), device("CUDA0", "gpu", "CUDA")], ["CUDA0"]),
+    ("integrated beside a server", [device("M0", "igpu", "Metal"), device("RPC0", "gpu", "RPC")], ["RPC0", "M0"]),
+    ("integrated through two backends", [device("A0", "igpu", "A"), device("B0", "igpu", "B")], ["A0"]),
+)
 def test_the_devices_that_llama_cpp_takes_by_itself(devices: list[Device], expected: list[str]) -> None:
     assert [found.info.name for found in default_devices(devices)] == expected
 
 
 BUILT = Versions("0.5.0", "0.25.3", "0c1e57098bba")
 
-SAME = {
-    "as pinned": Versions("0.5.0-dev", "0.25.3", "0c1e570-dirty"),
-    "commit unknown": Versions("0.5.0", "0.25.3", "unknown"),
-    "no commit": Versions("0.5.0", "0.25.3", ""),
-}
-OTHER = {
-    "llama.cpp": Versions("0.6.0", "0.25.3", "0c1e570"),
-    "ggml": Versions("0.5.0", "0.25.4", "0c1e570"),
-    "commit": Versions("0.5.0", "0.25.3", "1234567"),
-    "no version": Versions("", "0.25.3", "0c1e570"),
-}
 
-
-@pytest.mark.parametrize("loaded", SAME.values(), ids=SAME.keys())
+@named_cases(
+    ("as pinned", Versions("0.5.0-dev", "0.25.3", "0c1e570-dirty")),
+    ("commit unknown", Versions("0.5.0", "0.25.3", "unknown")),
+    ("no commit", Versions("0.5.0", "0.25.3", "")),
+)
 def test_versions_of_one_llama_cpp(loaded: Versions) -> None:
     assert is_same_version(loaded, BUILT, is_python=True)
     # Another build that does not say its commit may be any of those with these versions.
     assert is_same_version(loaded, BUILT, is_python=False) == (loaded.commit not in ("", "unknown"))
 
 
-@pytest.mark.parametrize("loaded", OTHER.values(), ids=OTHER.keys())
+@named_cases(
+    ("llama.cpp", Versions("0.6.0", "0.25.3", "0c1e570")),
+    ("ggml", Versions("0.5.0", "0.25.4", "0c1e570")),
+    ("commit", Versions("0.5.0", "0.25.3", "1234567")),
+    ("no version", Versions("", "0.25.3", "0c1e570")),
+)
 def test_versions_of_another_llama_cpp(loaded: Versions) -> None:
     assert not is_same_version(loaded, BUILT, is_python=True)
     assert not is_same_version(loaded, BUILT, is_python=False)
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "same"),
-    [
-        ("0c1e570", "0c1e57098bba", True),
-        ("0c1e57098-dirty", "0c1e570", True),
-        ("0c1e570", "0c1e571", False),
-        ("", "0c1e570", None),
-        ("0c1e570", "unknown", None),
-        ("unknown", "unknown", None),
-    ],
+@cases(
+    ("0c1e570", "0c1e57098bba", True),
+    ("0c1e57098-dirty", "0c1e570", True),
+    ("0c1e570", "0c1e571", False),
+    ("", "0c1e570", None),
+    ("0c1e570", "unknown", None),
+    ("unknown", "unknown", None),
 )
 def test_commits(a: str, b: str, same: bool | None) -> None:
     assert same_commit(a, b) is same_commit(b, a) is same

@@ -11,6 +11,7 @@ import pytest
 from fitter.errors import LibraryError
 from fitter.llama.build import macho, pe
 from fitter.llama.build.elf import Linking
+from tests.support.cases import named_cases
 from tests.support.other_libraries import write_for_macos, write_for_windows
 
 GUID = bytes(range(20))
@@ -70,7 +71,7 @@ def test_a_library_that_cannot_be_used(read: Callable[[Path], object], message: 
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(("module", "write"), [(pe, _for_windows), (macho, _for_macos)], ids=["Windows", "macOS"])
+@named_cases(("Windows", pe, _for_windows), ("macOS", macho, _for_macos))
 def test_a_part_of_a_library(
     module: ModuleType, write: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from fitter.errors import UsageError
 from fitter.llama.build import layouts, library
 from fitter.llama.load.structs import write
 from fitter.llama.types import Params
+from tests.support.cases import cases
 
 KNOWN = layouts.layouts()
 
@@ -23,7 +24,7 @@ def test_values_are_written_where_each_layout_has_them(name: str) -> None:
     assert (context.n_ctx, context.n_rs_seq, context.swa_full, context.type_v) == (4096, 3, True, 8)
 
 
-@pytest.mark.parametrize(("name", "has_it"), [("0.3.25", False), ("0.3.30", False), ("0.3.35", True), ("0.3.36", True)])
+@cases(("0.3.25", False), ("0.3.30", False), ("0.3.35", True), ("0.3.36", True))
 def test_a_parameter_that_a_layout_lacks(name: str, has_it: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "llama_cpp_version", lambda: "b9842")
     model = layouts.structs_of(KNOWN[name])["llama_model_params"]()

@@ -20,6 +20,7 @@ from fitter.llama.types import (
     TensorBuftOverride,
     TensorInfo,
 )
+from tests.support.cases import cases
 
 VALUES: dict[str, Any] = {
     "defaults": Params(),
@@ -103,7 +104,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "value", "said"), WRONG.values(), ids=WRONG.keys())
+@cases(WRONG)
 def test_a_value_of_another_type_is_refused(kind: Any, value: Any, said: str) -> None:
     with pytest.raises(TypeError, match=f"^{re.escape(said)}$"):
         wire.decode(kind, value)

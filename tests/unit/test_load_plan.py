@@ -16,6 +16,7 @@ from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.output.keywords import llama_kwargs
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.plan import Problem
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 
 REAL = make_plan(Params(n_ctx=512, n_gpu_layers=3), virtual=False)
@@ -65,30 +66,24 @@ def test_the_table_has_what_llama_takes() -> None:
     assert {name for name, each in PARAMETERS.items() if each.is_keyword_of_llama} == of_llama
 
 
-@pytest.mark.parametrize(
-    ("asked", "resolved", "expected"),
-    [
-        ("auto", True, True),
-        ("auto", False, False),
-        ("on", True, True),
-        ("off", False, False),
-        ("auto", None, True),
-        ("off", None, False),
-    ],
+@cases(
+    ("auto", True, True),
+    ("auto", False, False),
+    ("on", True, True),
+    ("off", False, False),
+    ("auto", None, True),
+    ("off", None, False),
 )
 def test_flash_attention_is_what_llama_cpp_made_of_it(asked: Any, resolved: bool | None, expected: bool) -> None:
     plan = make_plan(Params(n_ctx=512, flash_attn=asked), flash_attn=resolved)
     assert llama_kwargs(plan)["flash_attn"] is expected
 
 
-@pytest.mark.parametrize(
-    ("params", "devices", "what"),
-    [
-        ({"tensor_buft_overrides": OVERRIDES}, None, "tensor overrides"),
-        ({"n_seq_max": 2}, None, "more than one sequence"),
-        ({"devices": ("CUDA0",)}, None, "the list of devices"),
-        ({"devices": ()}, None, "the list of devices"),
-    ],
+@cases(
+    ({"tensor_buft_overrides": OVERRIDES}, None, "tensor overrides"),
+    ({"n_seq_max": 2}, None, "more than one sequence"),
+    ({"devices": ("CUDA0",)}, None, "the list of devices"),
+    ({"devices": ()}, None, "the list of devices"),
 )
 @pytest.mark.usefixtures("registry")
 def test_what_llama_has_no_parameter_for(params: dict[str, Any], devices: Any, what: str) -> None:
@@ -113,18 +108,15 @@ def test_virtual_devices_run_nothing() -> None:
         load_once(make_plan(virtual=True), "model.gguf", {})
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"n_ctx": 1024}, "n_ctx=1024 contradicts the plan, which has 512"),
-        ({"flash_attn": False}, "flash_attn=False contradicts the plan"),
-        ({"embedding": True}, "embedding=True contradicts the plan, which has False: fit again with it"),
-        ({"lora_path": "a.gguf"}, "lora_path='a.gguf' takes memory"),
-        ({"vocab_only": True}, "vocab_only=True takes memory"),
-        ({"model_path": "b.gguf"}, "model_path is set by the plan"),
-        ({"n_gpu_layer": 3}, "llama_cpp.Llama has no parameter 'n_gpu_layer'; did you mean 'n_gpu_layers'?"),
-        ({"xyz": 3}, "llama_cpp.Llama has no parameter 'xyz'"),
-    ],
+@cases(
+    ({"n_ctx": 1024}, "n_ctx=1024 contradicts the plan, which has 512"),
+    ({"flash_attn": False}, "flash_attn=False contradicts the plan"),
+    ({"embedding": True}, "embedding=True contradicts the plan, which has False: fit again with it"),
+    ({"lora_path": "a.gguf"}, "lora_path='a.gguf' takes memory"),
+    ({"vocab_only": True}, "vocab_only=True takes memory"),
+    ({"model_path": "b.gguf"}, "model_path is set by the plan"),
+    ({"n_gpu_layer": 3}, "llama_cpp.Llama has no parameter 'n_gpu_layer'; did you mean 'n_gpu_layers'?"),
+    ({"xyz": 3}, "llama_cpp.Llama has no parameter 'xyz'"),
 )
 def test_arguments_that_contradict_the_plan(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):

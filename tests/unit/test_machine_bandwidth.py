@@ -15,25 +15,23 @@ from fitter.errors import UsageError
 from fitter.machine import bandwidth
 from fitter.machine.bandwidth import Host, buffer_bytes, host_speed, parse_bandwidth
 from fitter.machine.speed import default_host
+from tests.support.cases import cases, named_cases
 
 MIB = 2**20
 HOST = Host("Processor", 8, 64 * 2**30)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("60GB/s", 60e9),
-        (" 60 gb/s ", 60e9),
-        ("60GB / s", 60e9),
-        ("51.2GB/s", 51.2e9),
-        ("56GiB/s", 56 * 2**30),
-        ("800MB/s", 8e8),
-        ("3.35TB/s", 3.35e12),
-        ("60000000000", 60e9),
-        ("0.1GB/s", 1e8),
-        ("100TB/s", 1e14),
-    ],
+@cases(
+    ("60GB/s", 60e9),
+    (" 60 gb/s ", 60e9),
+    ("60GB / s", 60e9),
+    ("51.2GB/s", 51.2e9),
+    ("56GiB/s", 56 * 2**30),
+    ("800MB/s", 8e8),
+    ("3.35TB/s", 3.35e12),
+    ("60000000000", 60e9),
+    ("0.1GB/s", 1e8),
+    ("100TB/s", 1e14),
 )
 def test_a_bandwidth(text: str, value: float) -> None:
     assert parse_bandwidth(text) == pytest.approx(value)
@@ -41,28 +39,25 @@ def test_a_bandwidth(text: str, value: float) -> None:
     assert bandwidth.given_speed(text).source == "given"
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "is not a bandwidth: write a number and a unit"),
-        ("0", "not a bandwidth that memory can have"),
-        ("0GB/s", "not a bandwidth that memory can have"),
-        ("60", "not a bandwidth that memory can have"),
-        ("0.09GB/s", "not a bandwidth that memory can have"),
-        ("100.1TB/s", "not a bandwidth that memory can have"),
-        ("9" * 30, "is not a bandwidth: write"),
-        ("-60GB/s", "is not a bandwidth: write"),
-        ("60GB", "is not a bandwidth: write"),
-        ("60Gb/h", "is not a bandwidth: write"),
-        ("60 /s", "is not a bandwidth: write"),
-        ("60foo/s", "is not a bandwidth: write"),
-        ("fast", "is not a bandwidth: write"),
-        ("inf", "is not a bandwidth: write"),
-        ("nan GB/s", "is not a bandwidth: write"),
-        ("1e9", "is not a bandwidth: write"),
-        ("60,5GB/s", "is not a bandwidth: write"),
-        ("٦٠GB/s", "is not a bandwidth: write"),
-    ],
+@cases(
+    ("", "is not a bandwidth: write a number and a unit"),
+    ("0", "not a bandwidth that memory can have"),
+    ("0GB/s", "not a bandwidth that memory can have"),
+    ("60", "not a bandwidth that memory can have"),
+    ("0.09GB/s", "not a bandwidth that memory can have"),
+    ("100.1TB/s", "not a bandwidth that memory can have"),
+    ("9" * 30, "is not a bandwidth: write"),
+    ("-60GB/s", "is not a bandwidth: write"),
+    ("60GB", "is not a bandwidth: write"),
+    ("60Gb/h", "is not a bandwidth: write"),
+    ("60 /s", "is not a bandwidth: write"),
+    ("60foo/s", "is not a bandwidth: write"),
+    ("fast", "is not a bandwidth: write"),
+    ("inf", "is not a bandwidth: write"),
+    ("nan GB/s", "is not a bandwidth: write"),
+    ("1e9", "is not a bandwidth: write"),
+    ("60,5GB/s", "is not a bandwidth: write"),
+    ("٦٠GB/s", "is not a bandwidth: write"),
 )
 def test_no_bandwidth(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:
@@ -86,19 +81,16 @@ def test_a_bandwidth_is_read_or_refused(text: str) -> None:
         assert 1e8 <= value <= 1e14
 
 
-SIZES = {
+@named_cases(
     # cores, bytes of caches, bytes available: bytes for each core
-    "small caches": (2, 4 * MIB, 2**35, 32 * MIB),
-    "caches as large": (2, 2 * 32 * MIB // 3, 2**35, 32 * MIB),
-    "larger caches": (2, 64 * MIB, 2**35, 96 * MIB),
-    "many cores": (64, 256 * MIB, 2**39, 32 * MIB),
-    "just enough memory": (2, 4 * MIB, 512 * MIB, 32 * MIB),
-    "too little memory": (2, 4 * MIB, 512 * MIB - 1, 32 * MIB - 4096),
-    "none": (2, 4 * MIB, 0, 4096),
-}
-
-
-@pytest.mark.parametrize(("cores", "caches", "available", "size"), SIZES.values(), ids=SIZES.keys())
+    ("small caches", 2, 4 * MIB, 2**35, 32 * MIB),
+    ("caches as large", 2, 2 * 32 * MIB // 3, 2**35, 32 * MIB),
+    ("larger caches", 2, 64 * MIB, 2**35, 96 * MIB),
+    ("many cores", 64, 256 * MIB, 2**39, 32 * MIB),
+    ("just enough memory", 2, 4 * MIB, 512 * MIB, 32 * MIB),
+    ("too little memory", 2, 4 * MIB, 512 * MIB - 1, 32 * MIB - 4096),
+    ("none", 2, 4 * MIB, 0, 4096),
+)
 def test_what_is_read(cores: int, caches: int, available: int, size: int) -> None:
     assert buffer_bytes(cores, caches, available) == size
 
@@ -113,17 +105,14 @@ def test_this_machine_is_someone() -> None:
     assert host == bandwidth.this_host()
 
 
-CACHES = {
-    "one for all": ([("0-3", "32768K")] * 4, 32 * MIB),
-    "one for two": ([("0-1", "16384K"), ("0-1", "16384K"), ("2-3", "16384K"), ("2-3", "16384K")], 32 * MIB),
-    "unreadable": ([("0", "many")], 32 * MIB),
-    "none": ([], 32 * MIB),
-    "large": ([("0-7", "98304K"), ("8-15", "32768K")], 128 * MIB),
-}
-
-
-@pytest.mark.parametrize(("caches", "total"), CACHES.values(), ids=CACHES.keys())
-def test_caches_are_counted_once(tmp_path: Path, caches: list[tuple[str, str]], total: int) -> None:
+@named_cases(
+    ("one for all", [("0-3", "32768K")] * 4, 32 * MIB),
+    ("one for two", [("0-1", "16384K"), ("0-1", "16384K"), ("2-3", "16384K"), ("2-3", "16384K")], 32 * MIB),
+    ("unreadable", [("0", "many")], 32 * MIB),
+    ("none", [], 32 * MIB),
+    ("large", [("0-7", "98304K"), ("8-15", "32768K")], 128 * MIB),
+)
+def test_caches_are_counted_once(caches: list[tuple[str, str]], total: int, tmp_path: Path) -> None:
     for cpu, (shared, size) in enumerate(caches):
         for index, level in enumerate(("1", "1", "2", "3")):
             directory = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
@@ -171,15 +160,12 @@ def test_a_machine_is_measured_once(cache: Path) -> None:
     assert [path.name for path in cache.parent.iterdir()] == ["bandwidth.json"], "nothing half written is left"
 
 
-OTHERS = {
-    "processor": replace(HOST, processor="Other"),
-    "cores": replace(HOST, cores=4),
-    "memory": replace(HOST, memory=32 * 2**30),
-}
-
-
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
-def test_another_machine_is_measured_on_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch, other: Host) -> None:
+@named_cases(
+    ("processor", replace(HOST, processor="Other")),
+    ("cores", replace(HOST, cores=4)),
+    ("memory", replace(HOST, memory=32 * 2**30)),
+)
+def test_another_machine_is_measured_on_its_own(other: Host, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measure = _Measure(60e9, 30e9)
     assert host_speed(measure).bandwidth == 60e9
     monkeypatch.setattr(bandwidth, "this_host", lambda: other)
@@ -189,28 +175,27 @@ def test_another_machine_is_measured_on_its_own(cache: Path, monkeypatch: pytest
 
 
 KEY = bandwidth.key_of(HOST)
-BROKEN = {
-    "empty": "",
-    "no JSON": "{",
-    "a list": "[]",
-    "null": "null",
-    "a number": "1",
-    "an older schema": json.dumps({"schema": 0, "hosts": {KEY: 5e9}}),
-    "no hosts": json.dumps({"schema": 1}),
-    "hosts that are none": json.dumps({"schema": 1, "hosts": [KEY]}),
-    "a word": json.dumps({"schema": 1, "hosts": {KEY: "fast"}}),
-    "nothing": json.dumps({"schema": 1, "hosts": {KEY: None}}),
-    "zero": json.dumps({"schema": 1, "hosts": {KEY: 0}}),
-    "negative": json.dumps({"schema": 1, "hosts": {KEY: -5e9}}),
-    "not finite": json.dumps({"schema": 1, "hosts": {KEY: float("inf")}}),
-    "not a number": json.dumps({"schema": 1, "hosts": {KEY: float("nan")}}),
-    "too large": json.dumps({"schema": 1, "hosts": {KEY: 10**400}}),
-    "deep": "[" * 100_000,
-}
 
 
-@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_cache_is_measured_again_and_mended(cache: Path, text: str) -> None:
+@named_cases(
+    ("empty", ""),
+    ("no JSON", "{"),
+    ("a list", "[]"),
+    ("null", "null"),
+    ("a number", "1"),
+    ("an older schema", json.dumps({"schema": 0, "hosts": {KEY: 5e9}})),
+    ("no hosts", json.dumps({"schema": 1})),
+    ("hosts that are none", json.dumps({"schema": 1, "hosts": [KEY]})),
+    ("a word", json.dumps({"schema": 1, "hosts": {KEY: "fast"}})),
+    ("nothing", json.dumps({"schema": 1, "hosts": {KEY: None}})),
+    ("zero", json.dumps({"schema": 1, "hosts": {KEY: 0}})),
+    ("negative", json.dumps({"schema": 1, "hosts": {KEY: -5e9}})),
+    ("not finite", json.dumps({"schema": 1, "hosts": {KEY: float("inf")}})),
+    ("not a number", json.dumps({"schema": 1, "hosts": {KEY: float("nan")}})),
+    ("too large", json.dumps({"schema": 1, "hosts": {KEY: 10**400}})),
+    ("deep", "[" * 100_000),
+)
+def test_a_broken_cache_is_measured_again_and_mended(text: str, cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text(text)
     measure = _Measure(60e9)
@@ -236,8 +221,8 @@ def test_a_directory_in_its_place_is_no_error(cache: Path) -> None:
     assert [path.name for path in cache.parent.iterdir()] == ["bandwidth.json"]
 
 
-@pytest.mark.parametrize("error", [ImportError("no numpy"), MemoryError(), OSError(), RuntimeError("no thread")])
-def test_a_machine_that_cannot_be_measured_has_a_default(cache: Path, error: Exception) -> None:
+@cases(ImportError("no numpy"), MemoryError(), OSError(), RuntimeError("no thread"))
+def test_a_machine_that_cannot_be_measured_has_a_default(error: Exception, cache: Path) -> None:
     def fail(cores: int) -> float:
         raise error
 
@@ -247,8 +232,8 @@ def test_a_machine_that_cannot_be_measured_has_a_default(cache: Path, error: Exc
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("nonsense", [0.0, -1.0, 1e7, 1e15, float("inf"), float("nan")])
-def test_nonsense_is_not_kept(cache: Path, nonsense: float) -> None:
+@cases(0.0, -1.0, 1e7, 1e15, float("inf"), float("nan"))
+def test_nonsense_is_not_kept(nonsense: float, cache: Path) -> None:
     assert replace(host_speed(_Measure(nonsense)), threads=0) == default_host()
     assert not cache.exists()
 

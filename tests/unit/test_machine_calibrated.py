@@ -12,6 +12,7 @@ from fitter.errors import AnswerError
 from fitter.llama.types import DeviceInfo
 from fitter.machine import calibrated
 from fitter.machine.calibrated import Calibrated
+from tests.support.cases import named_cases
 
 MIB = 2**20
 CARD = DeviceInfo("CUDA0", "Card", "gpu", "CUDA", 8192 * MIB, 8000 * MIB, buffer_type="CUDA0")
@@ -43,38 +44,34 @@ def test_a_device_is_replaced_and_others_stay() -> None:
     assert calibrated.read() == (replace(KEPT, outside=5), other)
 
 
-DEVICES = {
-    "the device": (CARD, 700 * MIB),
-    "the same at another place": (replace(CARD, name="CUDA3", free=1), 700 * MIB),
-    "other memory": (replace(CARD, total=CARD.total + 1), None),
-    "another card": (replace(CARD, description="Card Ti"), None),
-    "another backend": (replace(CARD, backend="Vulkan"), None),
-    "a virtual one": (replace(CARD, virtual=True), None),
-}
-
-
-@pytest.mark.parametrize(("device", "outside"), DEVICES.values(), ids=DEVICES)
+@named_cases(
+    ("the device", CARD, 700 * MIB),
+    ("the same at another place", replace(CARD, name="CUDA3", free=1), 700 * MIB),
+    ("other memory", replace(CARD, total=CARD.total + 1), None),
+    ("another card", replace(CARD, description="Card Ti"), None),
+    ("another backend", replace(CARD, backend="Vulkan"), None),
+    ("a virtual one", replace(CARD, virtual=True), None),
+)
 def test_it_is_for_that_kind_of_device(device: DeviceInfo, outside: int | None) -> None:
     assert calibrated.outside_of(device, [KEPT]) == outside
 
 
 ENTRY = {"backend": "CUDA", "description": "Card", "total": 1, "outside": 1, "context": None}
-DAMAGED = {
-    "no JSON": "{",
-    "another schema": json.dumps({"schema": 2, "devices": [ENTRY]}),
-    "no list": json.dumps({"schema": 1, "devices": 5}),
-    "no document": "[]",
-    "a field is missing": json.dumps({"schema": 1, "devices": [{"backend": "CUDA"}]}),
-    "a text for a number": json.dumps({"schema": 1, "devices": [{**ENTRY, "outside": "1"}]}),
-    "a list for a name": json.dumps({"schema": 1, "devices": [{**ENTRY, "backend": []}]}),
-    "a list for memory": json.dumps({"schema": 1, "devices": [{**ENTRY, "total": []}]}),
-    "a text for what a process takes": json.dumps({"schema": 1, "devices": [{**ENTRY, "context": "1"}]}),
-    "too deep": "[" * 100_000,
-    "less than nothing": json.dumps({"schema": 1, "devices": [{**ENTRY, "outside": -1}]}),
-}
 
 
-@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+@named_cases(
+    ("no JSON", "{"),
+    ("another schema", json.dumps({"schema": 2, "devices": [ENTRY]})),
+    ("no list", json.dumps({"schema": 1, "devices": 5})),
+    ("no document", "[]"),
+    ("a field is missing", json.dumps({"schema": 1, "devices": [{"backend": "CUDA"}]})),
+    ("a text for a number", json.dumps({"schema": 1, "devices": [{**ENTRY, "outside": "1"}]})),
+    ("a list for a name", json.dumps({"schema": 1, "devices": [{**ENTRY, "backend": []}]})),
+    ("a list for memory", json.dumps({"schema": 1, "devices": [{**ENTRY, "total": []}]})),
+    ("a text for what a process takes", json.dumps({"schema": 1, "devices": [{**ENTRY, "context": "1"}]})),
+    ("too deep", "[" * 100_000),
+    ("less than nothing", json.dumps({"schema": 1, "devices": [{**ENTRY, "outside": -1}]})),
+)
 def test_a_damaged_file_is_none_and_is_written_anew(text: str) -> None:
     path = calibrated.store_path()
     path.parent.mkdir()

@@ -15,6 +15,7 @@ from fitter.machine.gpu import parse_gpus, virtual_devices
 from fitter.machine.host import HostMemory
 from fitter.machine.machine import check_main_gpu, choose, device_speeds, machine_of, speed_of_host
 from fitter.machine.speed import HostSpeed, default_host
+from tests.support.cases import named_cases
 
 GIB = 2**30
 VIRTUAL = parse_gpus(["24GiB"])
@@ -23,19 +24,15 @@ REMOTE = DeviceInfo("RPC0", "There", "gpu", "RPC", 8 * GIB, 7 * GIB)
 CPU = DeviceInfo("CPU", "Processor", "cpu", "CPU", 64 * GIB, 64 * GIB)
 DESCRIBED = DeviceInfo("CUDA0", "24 GiB", "gpu", "fitter", 24 * GIB, 24 * GIB, virtual=True)
 
-MACHINES: dict[
-    str, tuple[Sequence[DeviceInfo] | None, dict[str, Any], Sequence[str], tuple[int | None, int | None]]
-] = {
-    "this one": ((HERE, CPU), {"virtual": (), "host": None}, ["Here"], (64 * GIB, 40 * GIB)),
-    "this one, of less memory": ((HERE,), {"virtual": (), "host": GIB}, ["Here"], (64 * GIB, GIB)),
-    "one that is described": ((DESCRIBED,), {"virtual": VIRTUAL, "host": None}, ["24 GiB"], (None, None)),
-    "with servers": ((REMOTE, DESCRIBED), {"virtual": VIRTUAL, "host": GIB}, ["There", "24 GiB"], (GIB, GIB)),
-    "servers alone": ((REMOTE, HERE), {"virtual": (), "host": None, "has_rpc": True}, ["There"], (None, None)),
-    "no GPU, and nobody is asked": (None, {"virtual": (), "host": None}, [], (None, None)),
-}
 
-
-@pytest.mark.parametrize(("found", "words", "names", "host"), MACHINES.values(), ids=MACHINES)
+@named_cases(
+    ("this one", (HERE, CPU), {"virtual": (), "host": None}, ["Here"], (64 * GIB, 40 * GIB)),
+    ("this one, of less memory", (HERE,), {"virtual": (), "host": GIB}, ["Here"], (64 * GIB, GIB)),
+    ("one that is described", (DESCRIBED,), {"virtual": VIRTUAL, "host": None}, ["24 GiB"], (None, None)),
+    ("with servers", (REMOTE, DESCRIBED), {"virtual": VIRTUAL, "host": GIB}, ["There", "24 GiB"], (GIB, GIB)),
+    ("servers alone", (REMOTE, HERE), {"virtual": (), "host": None, "has_rpc": True}, ["There"], (None, None)),
+    ("no GPU, and nobody is asked", None, {"virtual": (), "host": None}, [], (None, None)),
+)
 def test_the_machine(
     found: Sequence[DeviceInfo] | None,
     words: dict[str, Any],
@@ -57,19 +54,16 @@ def test_the_machine(
     assert machine.virtual == words["virtual"]
 
 
-CHOSEN: dict[str, tuple[Sequence[str] | None, Sequence[str] | str]] = {
-    "nothing is said": (None, ["CUDA0", "RPC0"]),
-    "in another order": (["RPC0", "CUDA0"], ["RPC0", "CUDA0"]),
-    "one": (["RPC0"], ["RPC0"]),
-    "none": (["None"], []),
-    "none at all": ([], []),
-    "none, and one": (["none", "CUDA0"], "unknown device 'none'; there are: CUDA0, RPC0"),
-    "one that there is not": (["cuda0"], "unknown device 'cuda0'; there are: CUDA0, RPC0"),
-    "one twice": (["RPC0", "RPC0"], "a device is named twice"),
-}
-
-
-@pytest.mark.parametrize(("names", "expected"), CHOSEN.values(), ids=CHOSEN)
+@named_cases(
+    ("nothing is said", None, ["CUDA0", "RPC0"]),
+    ("in another order", ["RPC0", "CUDA0"], ["RPC0", "CUDA0"]),
+    ("one", ["RPC0"], ["RPC0"]),
+    ("none", ["None"], []),
+    ("none at all", [], []),
+    ("none, and one", ["none", "CUDA0"], "unknown device 'none'; there are: CUDA0, RPC0"),
+    ("one that there is not", ["cuda0"], "unknown device 'cuda0'; there are: CUDA0, RPC0"),
+    ("one twice", ["RPC0", "RPC0"], "a device is named twice"),
+)
 def test_which_are_chosen(names: Sequence[str] | None, expected: Sequence[str] | str) -> None:
     if isinstance(expected, str):
         with pytest.raises(UsageError, match=expected):
@@ -102,15 +96,12 @@ def test_a_described_device_has_the_speed_of_its_description() -> None:
     assert device_speeds([info], [info], (), nobody)["CUDA0"].known is False
 
 
-HOSTS: dict[str, tuple[float | str | None, bool, HostSpeed]] = {
-    "given": ("60GB/s", True, HostSpeed(6e10, "given")),
-    "given, of this one": (6e10, False, HostSpeed(6e10, "given", 12)),
-    "described": (None, True, default_host()),
-    "measured": (None, False, HostSpeed(5e10, "measured", 12)),
-}
-
-
-@pytest.mark.parametrize(("given", "is_described", "expected"), HOSTS.values(), ids=HOSTS)
+@named_cases(
+    ("given", "60GB/s", True, HostSpeed(6e10, "given")),
+    ("given, of this one", 6e10, False, HostSpeed(6e10, "given", 12)),
+    ("described", None, True, default_host()),
+    ("measured", None, False, HostSpeed(5e10, "measured", 12)),
+)
 def test_the_speed_of_the_host(
     given: float | str | None, is_described: bool, expected: HostSpeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

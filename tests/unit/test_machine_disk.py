@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from fitter.machine.disk import default_bandwidth, read_bandwidth
+from tests.support.cases import named_cases
 
 MIB = 1024**2
 
@@ -20,11 +19,8 @@ def test_a_long_file_is_measured(tmp_path: Path) -> None:
     assert 1e6 < measured < 1e12
 
 
-UNMEASURED = {"short": (100 * MIB, True), "sparse": (1024 * MIB, False)}
-
-
-@pytest.mark.parametrize(("size", "is_written"), UNMEASURED.values(), ids=UNMEASURED)
-def test_what_cannot_be_measured_is_not(tmp_path: Path, size: int, is_written: bool) -> None:
+@named_cases(("short", 100 * MIB, True), ("sparse", 1024 * MIB, False))
+def test_what_cannot_be_measured_is_not(size: int, is_written: bool, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     with path.open("wb") as file:
         if is_written:

@@ -15,55 +15,50 @@ from fitter.llama.types import SharedMemory, VirtualDevice
 from fitter.machine import gpu_catalogue
 from fitter.machine.gpu import parse_gpus, split_gpus
 from fitter.parameters.values import parse_size
+from tests.support.cases import cases, named_cases
 
 MIB = 2**20
 GIB = 2**30
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("24GiB", 24 * GIB),
-        ("24564MiB", 24564 * MIB),
-        ("24564 MiB", 24564 * MIB),
-        (" 1gib ", GIB),
-        ("20GB", 20 * 10**9),
-        ("500MB", 500 * 10**6),
-        ("1.5GiB", 3 * GIB // 2),
-        ("0.1GiB", 107374182),
-        ("2TiB", 2 * 2**40),
-        ("2TB", 2 * 10**12),
-        ("7KiB", 7168),
-        ("7KB", 7000),
-        ("12B", 12),
-        ("0GiB", 0),
-        ("1048576TiB", 2**60),
-    ],
+@cases(
+    ("24GiB", 24 * GIB),
+    ("24564MiB", 24564 * MIB),
+    ("24564 MiB", 24564 * MIB),
+    (" 1gib ", GIB),
+    ("20GB", 20 * 10**9),
+    ("500MB", 500 * 10**6),
+    ("1.5GiB", 3 * GIB // 2),
+    ("0.1GiB", 107374182),
+    ("2TiB", 2 * 2**40),
+    ("2TB", 2 * 10**12),
+    ("7KiB", 7168),
+    ("7KB", 7000),
+    ("12B", 12),
+    ("0GiB", 0),
+    ("1048576TiB", 2**60),
 )
 def test_size(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("24", "has no unit: write 24MiB or 24GiB"),
-        ("24G", "may mean two sizes: write 24GiB or 24GB"),
-        ("24k", "may mean two sizes: write 24KiB or 24KB"),
-        ("24Gb/s", "is not a size"),
-        ("24GiBs", "unknown unit"),
-        ("24Gib/s", "is not a size"),
-        ("", "is not a size"),
-        ("GiB", "is not a size"),
-        ("-1GiB", "is not a size"),
-        ("1e3MiB", "is not a size"),
-        ("1,5GiB", "is not a size"),
-        ("1.GiB", "is not a size"),
-        ("infGiB", "is not a size"),
-        ("٣GiB", "is not a size"),
-        ("1048577TiB", "more memory than any machine has"),
-        ("9" * 30 + "GiB", "is not a size"),
-    ],
+@cases(
+    ("24", "has no unit: write 24MiB or 24GiB"),
+    ("24G", "may mean two sizes: write 24GiB or 24GB"),
+    ("24k", "may mean two sizes: write 24KiB or 24KB"),
+    ("24Gb/s", "is not a size"),
+    ("24GiBs", "unknown unit"),
+    ("24Gib/s", "is not a size"),
+    ("", "is not a size"),
+    ("GiB", "is not a size"),
+    ("-1GiB", "is not a size"),
+    ("1e3MiB", "is not a size"),
+    ("1,5GiB", "is not a size"),
+    ("1.GiB", "is not a size"),
+    ("infGiB", "is not a size"),
+    ("٣GiB", "is not a size"),
+    ("1048577TiB", "more memory than any machine has"),
+    ("9" * 30 + "GiB", "is not a size"),
 )
 def test_no_size(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
@@ -84,77 +79,42 @@ RTX_4090 = ("NVIDIA GeForce RTX 4090", 890, 24564 * MIB, 23608 * MIB)
 RTX_3090 = ("NVIDIA GeForce RTX 3090", 860, 24576 * MIB, 23832 * MIB)
 
 
-@pytest.mark.parametrize(
-    ("specs", "devices"),
-    [
-        pytest.param([], [], id="none"),
-        pytest.param(["rtx-4090"], [RTX_4090], id="a card"),
-        pytest.param(["RTX 4090"], [RTX_4090], id="as people write it"),
-        pytest.param(["NVIDIA GeForce RTX 4090"], [RTX_4090], id="as the driver writes it"),
-        pytest.param(["2x rtx-3090"], [RTX_3090, RTX_3090], id="two cards"),
-        pytest.param(["2×rtx-3090"], [RTX_3090, RTX_3090], id="two cards, with the sign"),
-        pytest.param(["rtx-4090", "2 x rtx-3090"], [RTX_4090, RTX_3090, RTX_3090], id="numbered over the whole list"),
-        pytest.param(["rtx-3060"], [("NVIDIA GeForce RTX 3060", 860, 12288 * MIB, 11796 * MIB)], id="memory not said"),
-        pytest.param(["24GiB"], [("virtual CUDA GPU", 890, 24 * GIB, 24 * GIB)], id="a size"),
-        pytest.param(
-            ["rtx-4090:free=20GiB"], [("NVIDIA GeForce RTX 4090", 890, 24564 * MIB, 20 * GIB)], id="a card partly free"
-        ),
-        pytest.param(
-            ["rtx-4090:free=24564MiB"],
-            [("NVIDIA GeForce RTX 4090", 890, 24564 * MIB, 24564 * MIB)],
-            id="a card wholly free",
-        ),
-        pytest.param(
-            ["cuda:8.9:24564MiB"],
-            [("virtual CUDA GPU 8.9", 890, 24564 * MIB, 24564 * MIB)],
-            id="profile, capability and memory",
-        ),
-        pytest.param(["cuda:12.1:1GiB"], [("virtual CUDA GPU 12.1", 1210, GIB, GIB)], id="two digits"),
-        pytest.param(["cuda:5.0:1GiB"], [("virtual CUDA GPU 5.0", 500, GIB, GIB)], id="the oldest"),
-        pytest.param(
-            ["2x cuda:8.6:24GiB:free=23GiB"], [("virtual CUDA GPU 8.6", 860, 24 * GIB, 23 * GIB)] * 2, id="all of it"
-        ),
-        pytest.param(["16x 1GiB"], [("virtual CUDA GPU", 890, GIB, GIB)] * 16, id="as many as there can be"),
-    ],
+@named_cases(
+    ("none", [], []),
+    ("a card", ["rtx-4090"], [RTX_4090]),
+    ("as people write it", ["RTX 4090"], [RTX_4090]),
+    ("as the driver writes it", ["NVIDIA GeForce RTX 4090"], [RTX_4090]),
+    ("two cards", ["2x rtx-3090"], [RTX_3090, RTX_3090]),
+    ("two cards, with the sign", ["2×rtx-3090"], [RTX_3090, RTX_3090]),
+    ("numbered over the whole list", ["rtx-4090", "2 x rtx-3090"], [RTX_4090, RTX_3090, RTX_3090]),
+    ("memory not said", ["rtx-3060"], [("NVIDIA GeForce RTX 3060", 860, 12288 * MIB, 11796 * MIB)]),
+    ("a size", ["24GiB"], [("virtual CUDA GPU", 890, 24 * GIB, 24 * GIB)]),
+    ("a card partly free", ["rtx-4090:free=20GiB"], [("NVIDIA GeForce RTX 4090", 890, 24564 * MIB, 20 * GIB)]),
+    ("a card wholly free", ["rtx-4090:free=24564MiB"], [("NVIDIA GeForce RTX 4090", 890, 24564 * MIB, 24564 * MIB)]),
+    (
+        "profile, capability and memory",
+        ["cuda:8.9:24564MiB"],
+        [("virtual CUDA GPU 8.9", 890, 24564 * MIB, 24564 * MIB)],
+    ),
+    ("two digits", ["cuda:12.1:1GiB"], [("virtual CUDA GPU 12.1", 1210, GIB, GIB)]),
+    ("the oldest", ["cuda:5.0:1GiB"], [("virtual CUDA GPU 5.0", 500, GIB, GIB)]),
+    ("all of it", ["2x cuda:8.6:24GiB:free=23GiB"], [("virtual CUDA GPU 8.6", 860, 24 * GIB, 23 * GIB)] * 2),
+    ("as many as there can be", ["16x 1GiB"], [("virtual CUDA GPU", 890, GIB, GIB)] * 16),
 )
 def test_gpus(specs: list[str], devices: list[tuple[str, int, int, int]]) -> None:
     assert parse_gpus(specs) == tuple(_device(f"CUDA{i}", *device) for i, device in enumerate(devices))
 
 
-VULKAN = {
-    "memory": (["vulkan:24GiB"], [("Vulkan0", "virtual Vulkan GPU", "vulkan", 24 * GIB, 24 * GIB)]),
-    "a driver": (
-        ["2x vulkan:nvidia:24GiB:free=20GiB"],
-        [(f"Vulkan{i}", "virtual Vulkan GPU (NVIDIA's driver)", "vulkan-nvidia", 24 * GIB, 20 * GIB) for i in range(2)],
-    ),
-    "in capitals": (
-        ["Vulkan:RADV:1GiB"],
-        [("Vulkan0", "virtual Vulkan GPU (AMD with Mesa's RADV)", "vulkan-radv", GIB, GIB)],
-    ),
-    "beside CUDA, each numbered on its own": (
-        ["24GiB", "vulkan:1GiB", "24GiB"],
-        [
-            ("CUDA0", "virtual CUDA GPU", "cuda", 24 * GIB, 24 * GIB),
-            ("Vulkan0", "virtual Vulkan GPU", "vulkan", GIB, GIB),
-            ("CUDA1", "virtual CUDA GPU", "cuda", 24 * GIB, 24 * GIB),
-        ],
-    ),
-}
-
-
 # What ggml-metal logs as recommendedMaxWorkingSetSize, in whole pages: 10922.67 of 16, 21845.34 of 32, 49152 of 64 GiB.
-METAL = {
-    "two thirds of a small one": ("metal:16GiB", 16 * GIB * 2 // 3 // 16384 * 16384, None),
-    "as its log says": ("metal:32GiB", 22906486784, None),
-    "just below": ("metal:36863MiB", 36863 * MIB * 2 // 3 // 16384 * 16384, None),
-    "three quarters of a large one": ("metal:36GiB", 27 * GIB, None),
-    "Macs are written in GB": ("Metal: 64 GB", 64 * 10**9 * 3 // 4 // 16384 * 16384, None),
-    "partly in use": ("metal:64GiB:free=40GiB", 48 * GIB, 40 * GIB),
-    "more than by default": ("metal:64GiB:free=56GiB", 56 * GIB, 56 * GIB),
-}
-
-
-@pytest.mark.parametrize(("spec", "total", "free"), METAL.values(), ids=METAL.keys())
+@named_cases(
+    ("two thirds of a small one", "metal:16GiB", 16 * GIB * 2 // 3 // 16384 * 16384, None),
+    ("as its log says", "metal:32GiB", 22906486784, None),
+    ("just below", "metal:36863MiB", 36863 * MIB * 2 // 3 // 16384 * 16384, None),
+    ("three quarters of a large one", "metal:36GiB", 27 * GIB, None),
+    ("Macs are written in GB", "Metal: 64 GB", 64 * 10**9 * 3 // 4 // 16384 * 16384, None),
+    ("partly in use", "metal:64GiB:free=40GiB", 48 * GIB, 40 * GIB),
+    ("more than by default", "metal:64GiB:free=56GiB", 56 * GIB, 56 * GIB),
+)
 def test_a_mac(spec: str, total: int, free: int | None) -> None:
     (device,) = parse_gpus([spec])
     size = parse_size(spec.split(":")[1])
@@ -163,29 +123,47 @@ def test_a_mac(spec: str, total: int, free: int | None) -> None:
     assert device == VirtualDevice("MTL0", "virtual Apple GPU", "metal", 0, total, free or total, memory)
 
 
-@pytest.mark.parametrize("spec", ["none", " None ", "CPU"])
+@cases("none", " None ", "CPU")
 def test_a_machine_without_a_gpu(spec: str) -> None:
     assert parse_gpus([spec]) == ()
 
 
-@pytest.mark.parametrize(("specs", "devices"), VULKAN.values(), ids=VULKAN.keys())
+@named_cases(
+    ("memory", ["vulkan:24GiB"], [("Vulkan0", "virtual Vulkan GPU", "vulkan", 24 * GIB, 24 * GIB)]),
+    (
+        "a driver",
+        ["2x vulkan:nvidia:24GiB:free=20GiB"],
+        [(f"Vulkan{i}", "virtual Vulkan GPU (NVIDIA's driver)", "vulkan-nvidia", 24 * GIB, 20 * GIB) for i in range(2)],
+    ),
+    (
+        "in capitals",
+        ["Vulkan:RADV:1GiB"],
+        [("Vulkan0", "virtual Vulkan GPU (AMD with Mesa's RADV)", "vulkan-radv", GIB, GIB)],
+    ),
+    (
+        "beside CUDA, each numbered on its own",
+        ["24GiB", "vulkan:1GiB", "24GiB"],
+        [
+            ("CUDA0", "virtual CUDA GPU", "cuda", 24 * GIB, 24 * GIB),
+            ("Vulkan0", "virtual Vulkan GPU", "vulkan", GIB, GIB),
+            ("CUDA1", "virtual CUDA GPU", "cuda", 24 * GIB, 24 * GIB),
+        ],
+    ),
+)
 def test_vulkan_gpus(specs: list[str], devices: list[tuple[str, str, str, int, int]]) -> None:
     assert [(d.name, d.description, d.profile, d.total, d.free) for d in parse_gpus(specs)] == devices
 
 
-@pytest.mark.parametrize(
-    ("spec", "description", "number"),
-    [
-        ("rocm:gfx1100:24GiB", "virtual ROCm GPU gfx1100", 0x1001100),
-        ("rocm:gfx90a:64GiB", "virtual ROCm GPU gfx90a", 0x100090A),
-        ("ROCm:GFX90A:64GiB", "virtual ROCm GPU GFX90A", 0x100090A),
-        ("rocm:gfx803:8GiB", "virtual ROCm GPU gfx803", 0x1000803),
-        ("rx-7900-xtx", "AMD Radeon RX 7900 XTX", 0x1001100),
-        ("AMD Radeon RX 7900 XTX", "AMD Radeon RX 7900 XTX", 0x1001100),
-        ("AMD Radeon PRO W7900", "AMD Radeon PRO W7900", 0x1001100),
-        ("mi300x", "AMD Instinct MI300X", 0x1000942),
-        ("strix-halo", "AMD Radeon 8060S", 0x1001151),
-    ],
+@cases(
+    ("rocm:gfx1100:24GiB", "virtual ROCm GPU gfx1100", 0x1001100),
+    ("rocm:gfx90a:64GiB", "virtual ROCm GPU gfx90a", 0x100090A),
+    ("ROCm:GFX90A:64GiB", "virtual ROCm GPU GFX90A", 0x100090A),
+    ("rocm:gfx803:8GiB", "virtual ROCm GPU gfx803", 0x1000803),
+    ("rx-7900-xtx", "AMD Radeon RX 7900 XTX", 0x1001100),
+    ("AMD Radeon RX 7900 XTX", "AMD Radeon RX 7900 XTX", 0x1001100),
+    ("AMD Radeon PRO W7900", "AMD Radeon PRO W7900", 0x1001100),
+    ("mi300x", "AMD Instinct MI300X", 0x1000942),
+    ("strix-halo", "AMD Radeon 8060S", 0x1001151),
 )
 def test_gpus_of_amd(spec: str, description: str, number: int) -> None:
     (device,) = parse_gpus([spec])
@@ -193,49 +171,46 @@ def test_gpus_of_amd(spec: str, description: str, number: int) -> None:
     assert (device.description, device.compute_capability) == (description, number)
 
 
-@pytest.mark.parametrize(
-    ("text", "cards"),
-    [
-        ("RTX4090", ["rtx-4090"]),
-        ("4090", ["rtx-4090"]),
-        ("3060", ["rtx-3060-12gb"]),
-        ("4060ti-16gb", ["rtx-4060-ti-16gb"]),
-        ("7900xtx", ["rx-7900-xtx"]),
-        ("7900 XT", ["rx-7900-xt"]),
-        ("M2Ultra:64GiB", ["m2-ultra:64GiB"]),
-        ("2x3090", ["rtx-3090", "rtx-3090"]),
-        ("4090:free=20GiB", ["rtx-4090:free=20GiB"]),
-        ("rtx-4090 + 2x rtx-3090", ["rtx-4090", "rtx-3090", "rtx-3090"]),
-        ("rtx-4090,3090", ["rtx-4090", "rtx-3090"]),
-        ("24GiB,8GiB", ["24GiB", "8GiB"]),
-        ("3090 x2", ["rtx-3090", "rtx-3090"]),
-        ("RTX 3090×2", ["rtx-3090", "rtx-3090"]),
-        ("24GiB x 2", ["24GiB", "24GiB"]),
-        ("rtx-3090:free=20GiB x2", ["rtx-3090:free=20GiB", "rtx-3090:free=20GiB"]),
-        ("laptop 4070", ["rtx-4070-laptop"]),
-        ("4080 mobile", ["rtx-4080-laptop"]),
-        ("2x RTX 4090 Laptop GPU", ["rtx-4090-laptop", "rtx-4090-laptop"]),
-        ("p40", ["tesla-p40"]),
-        ("a6000", ["rtx-a6000"]),
-        ("RTX 3090 24GB", ["rtx-3090"]),
-        ("RTX 4090 24 GB x2", ["rtx-4090", "rtx-4090"]),
-        ("m2-32gb", ["m2:32GiB"]),
-        ("M4 Max 64 GB", ["m4-max:64GiB"]),
-        ("MacBook Pro M3 Max 64GB", ["m3-max:64GiB"]),
-        ("strix halo 64gb", ["strix-halo:64GiB"]),
-        ("strix halo 96gb", ["strix-halo-96gb"]),
-        ("ryzen ai max+ 395", ["strix-halo"]),
-        ("Ryzen AI Max+ PRO 395:128GiB", ["strix-halo"]),
-        ("ryzen-ai-max-395", ["strix-halo"]),
-        ("AI Max+ 395 + rtx-3090", ["strix-halo", "rtx-3090"]),
-        ("m2-max+rtx-3090", ["m2-max", "rtx-3090"]),
-    ],
+@cases(
+    ("RTX4090", ["rtx-4090"]),
+    ("4090", ["rtx-4090"]),
+    ("3060", ["rtx-3060-12gb"]),
+    ("4060ti-16gb", ["rtx-4060-ti-16gb"]),
+    ("7900xtx", ["rx-7900-xtx"]),
+    ("7900 XT", ["rx-7900-xt"]),
+    ("M2Ultra:64GiB", ["m2-ultra:64GiB"]),
+    ("2x3090", ["rtx-3090", "rtx-3090"]),
+    ("4090:free=20GiB", ["rtx-4090:free=20GiB"]),
+    ("rtx-4090 + 2x rtx-3090", ["rtx-4090", "rtx-3090", "rtx-3090"]),
+    ("rtx-4090,3090", ["rtx-4090", "rtx-3090"]),
+    ("24GiB,8GiB", ["24GiB", "8GiB"]),
+    ("3090 x2", ["rtx-3090", "rtx-3090"]),
+    ("RTX 3090×2", ["rtx-3090", "rtx-3090"]),
+    ("24GiB x 2", ["24GiB", "24GiB"]),
+    ("rtx-3090:free=20GiB x2", ["rtx-3090:free=20GiB", "rtx-3090:free=20GiB"]),
+    ("laptop 4070", ["rtx-4070-laptop"]),
+    ("4080 mobile", ["rtx-4080-laptop"]),
+    ("2x RTX 4090 Laptop GPU", ["rtx-4090-laptop", "rtx-4090-laptop"]),
+    ("p40", ["tesla-p40"]),
+    ("a6000", ["rtx-a6000"]),
+    ("RTX 3090 24GB", ["rtx-3090"]),
+    ("RTX 4090 24 GB x2", ["rtx-4090", "rtx-4090"]),
+    ("m2-32gb", ["m2:32GiB"]),
+    ("M4 Max 64 GB", ["m4-max:64GiB"]),
+    ("MacBook Pro M3 Max 64GB", ["m3-max:64GiB"]),
+    ("strix halo 64gb", ["strix-halo:64GiB"]),
+    ("strix halo 96gb", ["strix-halo-96gb"]),
+    ("ryzen ai max+ 395", ["strix-halo"]),
+    ("Ryzen AI Max+ PRO 395:128GiB", ["strix-halo"]),
+    ("ryzen-ai-max-395", ["strix-halo"]),
+    ("AI Max+ 395 + rtx-3090", ["strix-halo", "rtx-3090"]),
+    ("m2-max+rtx-3090", ["m2-max", "rtx-3090"]),
 )
 def test_what_can_only_mean_one_card_is_understood(text: str, cards: list[str]) -> None:
     assert parse_gpus([text]) == parse_gpus(cards)
 
 
-@pytest.mark.parametrize("text", ["rtx-4090 +", "+", ",rtx-4090", "rtx-4090,,rtx-3090"])
+@cases("rtx-4090 +", "+", ",rtx-4090", "rtx-4090,,rtx-3090")
 def test_a_list_without_a_card(text: str) -> None:
     with pytest.raises(UsageError, match=r"name a GPU on both sides of each \+ or comma") as caught:
         parse_gpus([text])
@@ -247,7 +222,7 @@ def test_a_drivers_name_is_not_guessed() -> None:
     assert gpu_catalogue.find("4090") is None and gpu_catalogue.find("RTX4090") is None
 
 
-@pytest.mark.parametrize("spec", ["rtx-3090:free=0", "24GiB:free=0MiB", "vulkan:24GiB:free=0"])
+@cases("rtx-3090:free=0", "24GiB:free=0MiB", "vulkan:24GiB:free=0")
 def test_all_memory_of_a_card_may_be_taken(spec: str) -> None:
     assert [(device.total > 0, device.free) for device in parse_gpus([spec])] == [(True, 0)]
 
@@ -257,65 +232,58 @@ def test_every_backend_numbers_its_own_devices() -> None:
     assert [device.name for device in devices] == ["CUDA0", "ROCm0", "ROCm1", "CUDA1"]
 
 
-@pytest.mark.parametrize(
-    ("specs", "says"),
-    [
-        pytest.param(["rtx-4099"], "unknown GPU; did you mean rtx-4090", id="a slip"),
-        pytest.param(
-            ["rtx-4090:20GiB"], "rtx-4090 has a fixed amount of memory: leave '20GiB' out, or write free=", id="a size"
-        ),
-        pytest.param(["m2-ultra:"], "is not a size", id="no size of a Mac"),
-        pytest.param(["m2-ultra:128"], "has no unit", id="a size of a Mac without a unit"),
-        pytest.param(["m2-ultra:0GiB"], "must have memory", id="a Mac without memory"),
-        pytest.param(["m3-mex"], "did you mean m3-max", id="a slip in a Mac"),
-        pytest.param(["arc-b850"], "did you mean arc-b580", id="digits swapped"),
-        pytest.param(["a100"], "did you mean a100-40gb or a100-80gb", id="two that it may be"),
-        pytest.param(["rtx-4060-ti"], "did you mean rtx-4060-ti-8gb or rtx-4060-ti-16gb", id="8 or 16 GB"),
-        pytest.param(["4060ti"], "did you mean rtx-4060-ti-8gb or rtx-4060-ti-16gb", id="a number of two cards"),
-        pytest.param(["5090d"], "did you mean rtx-5090", id="a number that no card has"),
-        pytest.param(["rtx-4090 + none"], "none means a machine without a GPU", id="a card and none"),
-        pytest.param(["8x 1GiB, 9x 1GiB"], "16 devices at most", id="too many in one text"),
-        pytest.param(["nonsense!"], "name a GPU .rtx-4090., a size", id="nonsense"),
-        pytest.param([""], "no GPU", id="empty"),
-        pytest.param(["2x"], "no GPU", id="a count of nothing"),
-        pytest.param(["24"], "has no unit", id="no unit"),
-        pytest.param(["i7-13700k"], "or none for a machine without a GPU", id="a processor"),
-        pytest.param(["v100"], "did you mean tesla-v100-16gb or tesla-v100-32gb", id="a number with 16 or 32 GB"),
-        pytest.param(["h100 80gb"], "did you mean h100-pcie or h100-sxm or h100-nvl", id="several with that memory"),
-        pytest.param(["rtx 3090 20gb"], "rtx-3090 has 24576 MiB of memory: leave 20 GB out", id="another size"),
-        pytest.param(["cpu", "rtx-4090"], "cpu means a machine without a GPU", id="a processor and a card"),
-        pytest.param(["-1GiB"], "unknown GPU", id="negative"),
-        pytest.param(["0GiB"], "must have memory", id="zero"),
-        pytest.param(
-            ["24GiB:free=24577MiB"], "free= is more than the device's total memory", id="more free than there is"
-        ),
-        pytest.param(["24GiB:free=-1GiB"], "is not a size", id="negative free"),
-        pytest.param(["24GiB:free=1GiB:free=1GiB"], "given twice", id="free twice"),
-        pytest.param(["24GiB:fre=1GiB"], "unknown option 'fre'", id="unknown option"),
-        pytest.param(["cuda:8.9"], "write profile, compute capability and memory", id="no memory"),
-        pytest.param(["cuda:8.9:24GiB:x"], "write profile, compute capability and memory", id="too much"),
-        pytest.param(["cuda:89:24GiB"], "'89' is not a compute capability", id="no point"),
-        pytest.param(["cuda:4.9:24GiB"], "older than llama.cpp", id="too old"),
-        pytest.param(["cuda:gfx1100:24GiB"], "'gfx1100' is not a compute capability", id="AMD's"),
-        pytest.param(["rocm:8.9:24GiB"], "'8.9' is not an AMD architecture", id="NVIDIA's"),
-        pytest.param(["rocm:1100:24GiB"], "'1100' is not an AMD architecture", id="no gfx"),
-        pytest.param(["rocm:gfx11:24GiB"], "'gfx11' is not an AMD architecture", id="too short"),
-        pytest.param(["rocm:gfx11000:24GiB"], "'gfx11000' is not an AMD architecture", id="too long"),
-        pytest.param(["rocm:gfx802:24GiB"], "older than llama.cpp", id="too old an architecture"),
-        pytest.param(["rocm:gfx1100"], "write profile, architecture and memory", id="no memory, AMD"),
-        pytest.param(["abacus:1.0:24GiB"], "unknown profile 'abacus'", id="unknown profile"),
-        pytest.param(["vulkan:24"], "has no unit", id="Vulkan without a unit"),
-        pytest.param(["vulkan:voodoo:24GiB"], "unknown Vulkan driver 'voodoo'; the drivers are", id="unknown driver"),
-        pytest.param(["vulkan:radv:24GiB:x"], "write profile and memory", id="too much for Vulkan"),
-        pytest.param(["metal:m3:64GiB"], "write profile and the Mac's memory", id="too much for Metal"),
-        pytest.param(["metal:64"], "has no unit", id="Metal without a unit"),
-        pytest.param(["none", "rtx-4090"], "leave out the other GPUs", id="none and one"),
-        pytest.param(["2x none"], "unknown GPU", id="two of none"),
-        pytest.param(["0x rtx-4090"], "at least 1", id="none of them"),
-        pytest.param(["17x 1GiB"], "16 devices at most", id="too many at once"),
-        pytest.param(["16x 1GiB", "1GiB"], "16 devices at most", id="too many together"),
-        pytest.param(["999999x 1GiB"], "16 devices at most", id="far too many"),
-    ],
+@named_cases(
+    ("a slip", ["rtx-4099"], "unknown GPU; did you mean rtx-4090"),
+    ("a size", ["rtx-4090:20GiB"], "rtx-4090 has a fixed amount of memory: leave '20GiB' out, or write free="),
+    ("no size of a Mac", ["m2-ultra:"], "is not a size"),
+    ("a size of a Mac without a unit", ["m2-ultra:128"], "has no unit"),
+    ("a Mac without memory", ["m2-ultra:0GiB"], "must have memory"),
+    ("a slip in a Mac", ["m3-mex"], "did you mean m3-max"),
+    ("digits swapped", ["arc-b850"], "did you mean arc-b580"),
+    ("two that it may be", ["a100"], "did you mean a100-40gb or a100-80gb"),
+    ("8 or 16 GB", ["rtx-4060-ti"], "did you mean rtx-4060-ti-8gb or rtx-4060-ti-16gb"),
+    ("a number of two cards", ["4060ti"], "did you mean rtx-4060-ti-8gb or rtx-4060-ti-16gb"),
+    ("a number that no card has", ["5090d"], "did you mean rtx-5090"),
+    ("a card and none", ["rtx-4090 + none"], "none means a machine without a GPU"),
+    ("too many in one text", ["8x 1GiB, 9x 1GiB"], "16 devices at most"),
+    ("nonsense", ["nonsense!"], "name a GPU .rtx-4090., a size"),
+    ("empty", [""], "no GPU"),
+    ("a count of nothing", ["2x"], "no GPU"),
+    ("no unit", ["24"], "has no unit"),
+    ("a processor", ["i7-13700k"], "or none for a machine without a GPU"),
+    ("a number with 16 or 32 GB", ["v100"], "did you mean tesla-v100-16gb or tesla-v100-32gb"),
+    ("several with that memory", ["h100 80gb"], "did you mean h100-pcie or h100-sxm or h100-nvl"),
+    ("another size", ["rtx 3090 20gb"], "rtx-3090 has 24576 MiB of memory: leave 20 GB out"),
+    ("a processor and a card", ["cpu", "rtx-4090"], "cpu means a machine without a GPU"),
+    ("negative", ["-1GiB"], "unknown GPU"),
+    ("zero", ["0GiB"], "must have memory"),
+    ("more free than there is", ["24GiB:free=24577MiB"], "free= is more than the device's total memory"),
+    ("negative free", ["24GiB:free=-1GiB"], "is not a size"),
+    ("free twice", ["24GiB:free=1GiB:free=1GiB"], "given twice"),
+    ("unknown option", ["24GiB:fre=1GiB"], "unknown option 'fre'"),
+    ("no memory", ["cuda:8.9"], "write profile, compute capability and memory"),
+    ("too much", ["cuda:8.9:24GiB:x"], "write profile, compute capability and memory"),
+    ("no point", ["cuda:89:24GiB"], "'89' is not a compute capability"),
+    ("too old", ["cuda:4.9:24GiB"], "older than llama.cpp"),
+    ("AMD's", ["cuda:gfx1100:24GiB"], "'gfx1100' is not a compute capability"),
+    ("NVIDIA's", ["rocm:8.9:24GiB"], "'8.9' is not an AMD architecture"),
+    ("no gfx", ["rocm:1100:24GiB"], "'1100' is not an AMD architecture"),
+    ("too short", ["rocm:gfx11:24GiB"], "'gfx11' is not an AMD architecture"),
+    ("too long", ["rocm:gfx11000:24GiB"], "'gfx11000' is not an AMD architecture"),
+    ("too old an architecture", ["rocm:gfx802:24GiB"], "older than llama.cpp"),
+    ("no memory, AMD", ["rocm:gfx1100"], "write profile, architecture and memory"),
+    ("unknown profile", ["abacus:1.0:24GiB"], "unknown profile 'abacus'"),
+    ("Vulkan without a unit", ["vulkan:24"], "has no unit"),
+    ("unknown driver", ["vulkan:voodoo:24GiB"], "unknown Vulkan driver 'voodoo'; the drivers are"),
+    ("too much for Vulkan", ["vulkan:radv:24GiB:x"], "write profile and memory"),
+    ("too much for Metal", ["metal:m3:64GiB"], "write profile and the Mac's memory"),
+    ("Metal without a unit", ["metal:64"], "has no unit"),
+    ("none and one", ["none", "rtx-4090"], "leave out the other GPUs"),
+    ("two of none", ["2x none"], "unknown GPU"),
+    ("none of them", ["0x rtx-4090"], "at least 1"),
+    ("too many at once", ["17x 1GiB"], "16 devices at most"),
+    ("too many together", ["16x 1GiB", "1GiB"], "16 devices at most"),
+    ("far too many", ["999999x 1GiB"], "16 devices at most"),
 )
 def test_bad_gpus(specs: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:
@@ -410,7 +378,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize(("pattern", "least"), FAMILIES.values(), ids=FAMILIES.keys())
+@cases(FAMILIES)
 def test_a_family_of_cards(pattern: str, least: int) -> None:
     assert len([key for key in gpu_catalogue.gpus() if re.match(pattern, key)]) >= least
 
@@ -551,13 +519,10 @@ def test_known_cards(key: str, known: tuple[int, int | None, int]) -> None:
     assert (card.total // MIB, card.usable and card.usable // MIB, card.free // MIB) == known
 
 
-SHARES = {
-    "of any card": ({"cuda", "vulkan"}, lambda: gpu_catalogue.default().free_fraction),
-    "of AMD's": ({"rocm"}, lambda: gpu_catalogue.default().free_fraction_rocm),
-}
-
-
-@pytest.mark.parametrize(("profiles", "share"), SHARES.values(), ids=SHARES)
+@named_cases(
+    ("of any card", {"cuda", "vulkan"}, lambda: gpu_catalogue.default().free_fraction),
+    ("of AMD's", {"rocm"}, lambda: gpu_catalogue.default().free_fraction_rocm),
+)
 def test_the_default_share_is_the_smallest_known(profiles: set[str], share: Callable[[], float]) -> None:
     cards = [card for card in gpu_catalogue.gpus().values() if card.profile.partition("-")[0] in profiles]
     measured = [card for card in cards if not card.unified and not card.sources.free.startswith("estimated")]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
-import pytest
 
 from fitter.llama.types import DeviceInfo
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.host import HostMemory, cgroup_limits, host_memory
 from fitter.machine.machine import Machine, real_machine, virtual_machine
+from tests.support.cases import cases, named_cases
 
 GIB = 2**30
 V2 = "sys/fs/cgroup"
@@ -33,49 +33,37 @@ def _v1(path: str, most: int, used: int, cache: int = 0) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "files", "limits"),
-    [
-        pytest.param(None, {}, (), id="no Linux"),
-        pytest.param("0::/\n", {}, (), id="the root group has no limit"),
-        pytest.param("0::/a\n", _v2(f"{V2}/a", "max", GIB), (), id="max"),
-        pytest.param(
-            "0::/\n", _v2(V2, str(8 * GIB), 3 * GIB), (HostMemory(8 * GIB, 5 * GIB),), id="a container of its own"
-        ),
-        pytest.param(
-            "0::/a\n",
-            _v2(f"{V2}/a", str(8 * GIB), 3 * GIB, cache=2 * GIB),
-            (HostMemory(8 * GIB, 7 * GIB),),
-            id="file cache can be dropped",
-        ),
-        pytest.param(
-            "0::/a/b\n",
-            _v2(f"{V2}/a/b", str(8 * GIB), GIB) | _v2(f"{V2}/a", str(4 * GIB), 2 * GIB),
-            (HostMemory(8 * GIB, 7 * GIB), HostMemory(4 * GIB, 2 * GIB)),
-            id="the group above has a limit too",
-        ),
-        pytest.param(
-            "0::/docker/of-the-host\n",
-            _v2(V2, str(GIB), 0),
-            (HostMemory(GIB, GIB),),
-            id="the host's path, seen in a container",
-        ),
-        pytest.param("0::/a\n", _v2(f"{V2}/a", str(GIB), 2 * GIB), (HostMemory(GIB, 0),), id="over its limit"),
-        pytest.param(
-            "0::/a\n", _v2(f"{V2}/a", str(GIB), 0, cache=GIB), (HostMemory(GIB, GIB),), id="never more than the limit"
-        ),
-        pytest.param("0::/a\n", {f"{V2}/a/memory.max": "nonsense"}, (), id="unreadable"),
-        pytest.param(
-            "5:cpu,cpuacct:/x\n4:memory:/x\n1:name=systemd:/x\n0::/x\n",
-            _v1(f"{V1}/x", 8 * GIB, 3 * GIB, cache=GIB),
-            (HostMemory(8 * GIB, 6 * GIB),),
-            id="version 1",
-        ),
-        pytest.param("4:memory:/x\n", _v1(f"{V1}/x", 9223372036854771712, GIB), (), id="version 1 without a limit"),
-    ],
+@named_cases(
+    ("no Linux", None, {}, ()),
+    ("the root group has no limit", "0::/\n", {}, ()),
+    ("max", "0::/a\n", _v2(f"{V2}/a", "max", GIB), ()),
+    ("a container of its own", "0::/\n", _v2(V2, str(8 * GIB), 3 * GIB), (HostMemory(8 * GIB, 5 * GIB),)),
+    (
+        "file cache can be dropped",
+        "0::/a\n",
+        _v2(f"{V2}/a", str(8 * GIB), 3 * GIB, cache=2 * GIB),
+        (HostMemory(8 * GIB, 7 * GIB),),
+    ),
+    (
+        "the group above has a limit too",
+        "0::/a/b\n",
+        _v2(f"{V2}/a/b", str(8 * GIB), GIB) | _v2(f"{V2}/a", str(4 * GIB), 2 * GIB),
+        (HostMemory(8 * GIB, 7 * GIB), HostMemory(4 * GIB, 2 * GIB)),
+    ),
+    ("the host's path, seen in a container", "0::/docker/of-the-host\n", _v2(V2, str(GIB), 0), (HostMemory(GIB, GIB),)),
+    ("over its limit", "0::/a\n", _v2(f"{V2}/a", str(GIB), 2 * GIB), (HostMemory(GIB, 0),)),
+    ("never more than the limit", "0::/a\n", _v2(f"{V2}/a", str(GIB), 0, cache=GIB), (HostMemory(GIB, GIB),)),
+    ("unreadable", "0::/a\n", {f"{V2}/a/memory.max": "nonsense"}, ()),
+    (
+        "version 1",
+        "5:cpu,cpuacct:/x\n4:memory:/x\n1:name=systemd:/x\n0::/x\n",
+        _v1(f"{V1}/x", 8 * GIB, 3 * GIB, cache=GIB),
+        (HostMemory(8 * GIB, 6 * GIB),),
+    ),
+    ("version 1 without a limit", "4:memory:/x\n", _v1(f"{V1}/x", 9223372036854771712, GIB), ()),
 )
 def test_cgroup_limits(
-    tmp_path: Path, cgroup: str | None, files: dict[str, str], limits: tuple[HostMemory, ...]
+    cgroup: str | None, files: dict[str, str], limits: tuple[HostMemory, ...], tmp_path: Path
 ) -> None:
     if cgroup is not None:
         files = {"proc/self/cgroup": cgroup, **files}
@@ -105,16 +93,13 @@ BLAS = DeviceInfo("BLAS", "a library", "accel", "BLAS", 0, 0)
 GPU = DeviceInfo("CUDA0", "a card", "gpu", "CUDA", 24 * GIB, 23 * GIB)
 
 
-@pytest.mark.parametrize(
-    ("host", "total", "free"),
-    [(None, 64 * GIB, 40 * GIB), (8 * GIB, 64 * GIB, 8 * GIB), (99 * GIB, 99 * GIB, 99 * GIB)],
-)
+@cases((None, 64 * GIB, 40 * GIB), (8 * GIB, 64 * GIB, 8 * GIB), (99 * GIB, 99 * GIB, 99 * GIB))
 def test_real_machine(host: int | None, total: int, free: int) -> None:
     machine = real_machine([GPU, BLAS, CPU], HostMemory(64 * GIB, 40 * GIB), host)
     assert machine == Machine((GPU,), (), total, free)
 
 
-@pytest.mark.parametrize("host", [None, 8 * GIB])
+@cases(None, 8 * GIB)
 def test_virtual_machine(host: int | None) -> None:
     virtual = parse_gpus(["24GiB:free=23GiB", "rtx-4090"])
     machine = virtual_machine(virtual, host)

@@ -13,6 +13,7 @@ from fitter.errors import LlamaCppError, RemoteError, UsageError
 from fitter.llama.types import DeviceInfo, MeasuredSpeed
 from fitter.machine import gpu_catalogue, rpc_devices
 from fitter.machine.rpc_devices import parse_bandwidths, remote_speeds
+from tests.support.cases import cases, named_cases
 
 GIB = 2**30
 SPEED = MeasuredSpeed(round_trip=2e-4, link=1e9, bandwidth=500e9, compute=40e12)
@@ -61,14 +62,11 @@ def test_what_is_measured_is_kept() -> None:
     assert [name for name, _ in measured.asked] == ["RPC0"]
 
 
-OTHERS = {
-    "another server": device(0, "b:1"),
-    "another device of the server": OTHER,
-    "another size": device(0, "a:1", 16 * GIB),
-}
-
-
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+@named_cases(
+    ("another server", device(0, "b:1")),
+    ("another device of the server", OTHER),
+    ("another size", device(0, "a:1", 16 * GIB)),
+)
 def test_another_device_is_measured_on_its_own(other: DeviceInfo) -> None:
     every = [ONE, OTHER] if other is OTHER else [other]
     measured = Measured()
@@ -77,8 +75,8 @@ def test_another_device_is_measured_on_its_own(other: DeviceInfo) -> None:
     assert [name for name, _ in measured.asked] == ["RPC0", other.name]
 
 
-@pytest.mark.parametrize(("age", "count"), [(3600, 1), (23 * 3600, 1), (25 * 3600, 2), (-3600, 2)])
-def test_it_is_kept_for_a_day(monkeypatch: pytest.MonkeyPatch, age: int, count: int) -> None:
+@cases((3600, 1), (23 * 3600, 1), (25 * 3600, 2), (-3600, 2))
+def test_it_is_kept_for_a_day(age: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Measured()
     remote_speeds([ONE], [ONE], measured)
     now = time.time()
@@ -95,18 +93,15 @@ def test_what_is_too_old_is_forgotten(cache: Path, monkeypatch: pytest.MonkeyPat
     assert list(json.loads(cache.read_text())["devices"]) == ["b:1, device 0, 24576 MiB"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        '{"schema": 2, "devices": {}}',
-        '{"schema": 1, "devices": {"a:1, device 0, 24576 MiB": {"time": 1}}}',
-        '{"schema": 1, "devices": {"a:1, device 0, 24576 MiB": 7}}',
-    ],
+@cases(
+    "",
+    "{",
+    "[]",
+    '{"schema": 2, "devices": {}}',
+    '{"schema": 1, "devices": {"a:1, device 0, 24576 MiB": {"time": 1}}}',
+    '{"schema": 1, "devices": {"a:1, device 0, 24576 MiB": 7}}',
 )
-def test_a_file_that_is_none_is_measured_again(cache: Path, text: str) -> None:
+def test_a_file_that_is_none_is_measured_again(text: str, cache: Path) -> None:
     cache.parent.mkdir()
     cache.write_text(text)
     measured = Measured()
@@ -151,7 +146,7 @@ def test_a_server_that_is_lost_is_an_error() -> None:
         remote_speeds([ONE], [ONE], Measured(RemoteError("gone")))
 
 
-@pytest.mark.parametrize(("given", "expected"), [((7e9,), (7e9, 7e9)), ((7e9, 8e9), (7e9, 8e9))])
+@cases(((7e9,), (7e9, 7e9)), ((7e9, 8e9), (7e9, 8e9)))
 def test_given_bandwidths(given: Sequence[float], expected: Sequence[float]) -> None:
     speeds = remote_speeds([ONE, OTHER], [ONE, OTHER], Measured(), given)
     assert tuple(speed.bandwidth for speed in speeds.values()) == tuple(expected)
@@ -170,10 +165,7 @@ def test_too_many_bandwidths() -> None:
         remote_speeds([ONE, OTHER], [ONE, OTHER], Measured(), (1e9, 2e9, 3e9))
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [("900GB/s", (900e9,)), ("900GB/s,1TB/s", (900e9, 1e12)), (50e9, (50e9,)), (["1TB/s", 2e11], (1e12, 2e11))],
-)
+@cases(("900GB/s", (900e9,)), ("900GB/s,1TB/s", (900e9, 1e12)), (50e9, (50e9,)), (["1TB/s", 2e11], (1e12, 2e11)))
 def test_bandwidths(given: float | str | Sequence[float | str], expected: tuple[float, ...]) -> None:
     assert parse_bandwidths(given) == expected
 

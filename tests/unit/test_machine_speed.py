@@ -9,6 +9,7 @@ from fitter.machine import gpu_catalogue
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.machine import virtual_machine
 from fitter.machine.speed import named, speed_of
+from tests.support.cases import cases, named_cases
 
 GIB = 2**30
 MIB = 2**20
@@ -80,21 +81,18 @@ def test_a_real_device_by_its_name(description: str, card: tuple[str, int, str])
     assert speed.kind == kinds[backend]
 
 
-MEMORY = {
+@named_cases(
     # the same name, and which card of that memory it is
-    "4060 Ti, small": ("NVIDIA GeForce RTX 4060 Ti", "CUDA", 7800, "rtx-4060-ti-8gb"),
-    "4060 Ti, large": ("NVIDIA GeForce RTX 4060 Ti", "CUDA", 15900, "rtx-4060-ti-16gb"),
-    "2060, large": ("NVIDIA GeForce RTX 2060", "CUDA", 11900, "rtx-2060-12gb"),
-    "A770, small": ("Intel(R) Arc(tm) A770 Graphics (DG2)", "Vulkan", 8100, "arc-a770-8gb"),
-    "M3 Max of 36 GiB": ("Apple M3 Max", "Metal", 36 * 768, "m3-max-30c"),
-    "M3 Max of 48 GiB": ("Apple M3 Max", "Metal", 48 * 768, "m3-max"),
-    "M3 Max of 96 GiB": ("Apple M3 Max", "Metal", 96 * 768, "m3-max-30c"),
-    "M3 Max of 128 GiB": ("Apple M3 Max", "Metal", 128 * 768, "m3-max"),
-    "M4 Max of 128 GiB": ("Apple M4 Max", "Metal", 110100, "m4-max"),
-}
-
-
-@pytest.mark.parametrize(("description", "backend", "total", "key"), MEMORY.values(), ids=MEMORY.keys())
+    ("4060 Ti, small", "NVIDIA GeForce RTX 4060 Ti", "CUDA", 7800, "rtx-4060-ti-8gb"),
+    ("4060 Ti, large", "NVIDIA GeForce RTX 4060 Ti", "CUDA", 15900, "rtx-4060-ti-16gb"),
+    ("2060, large", "NVIDIA GeForce RTX 2060", "CUDA", 11900, "rtx-2060-12gb"),
+    ("A770, small", "Intel(R) Arc(tm) A770 Graphics (DG2)", "Vulkan", 8100, "arc-a770-8gb"),
+    ("M3 Max of 36 GiB", "Apple M3 Max", "Metal", 36 * 768, "m3-max-30c"),
+    ("M3 Max of 48 GiB", "Apple M3 Max", "Metal", 48 * 768, "m3-max"),
+    ("M3 Max of 96 GiB", "Apple M3 Max", "Metal", 96 * 768, "m3-max-30c"),
+    ("M3 Max of 128 GiB", "Apple M3 Max", "Metal", 128 * 768, "m3-max"),
+    ("M4 Max of 128 GiB", "Apple M4 Max", "Metal", 110100, "m4-max"),
+)
 def test_memory_tells_cards_of_one_name_apart(description: str, backend: str, total: int, key: str) -> None:
     assert speed_of(_device(description, backend, total * MIB)).bandwidth == gpu_catalogue.gpus()[key].bandwidth
 
@@ -113,19 +111,16 @@ def test_a_virtual_device_is_as_fast_as_its_card(key: str) -> None:
         assert ("estimated" in speed.source) == (card.compute is None)
 
 
-@pytest.mark.parametrize(
-    "description",
-    [
-        "NVIDIA GeForce RTX 3060 Laptop GPU",
-        "NVIDIA GeForce RTX 4090 Ti",
-        "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
-        "AMD Radeon Graphics",
-        "AMD Radeon RX 7900M",
-        "Apple M9",
-        "Graphics",
-        "(RADV NAVI31)",
-        "",
-    ],
+@cases(
+    "NVIDIA GeForce RTX 3060 Laptop GPU",
+    "NVIDIA GeForce RTX 4090 Ti",
+    "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
+    "AMD Radeon Graphics",
+    "AMD Radeon RX 7900M",
+    "Apple M9",
+    "Graphics",
+    "(RADV NAVI31)",
+    "",
 )
 def test_another_device_is_not_taken_for_a_known_one(description: str) -> None:
     assert named(description) == ()
@@ -136,31 +131,28 @@ def _virtual(spec: str) -> VirtualDevice:
     return device
 
 
-DEFAULTS = {
+@named_cases(
     # a device, the card that it is taken to be as fast as, and its kind and capability
-    "a size": (_virtual("24GiB"), "rtx-4090", "cuda", "8.9"),
-    "a small size": (_virtual("7GiB"), "rtx-4060", "cuda", "8.9"),
-    "of a capability": (_virtual("cuda:8.6:24GiB"), "rtx-3090", "cuda", "8.6"),
-    "of one that no card has": (_virtual("cuda:5.0:8GiB"), "tesla-m40-24gb", "cuda", "5.0"),
-    "of AMD's": (_virtual("rocm:gfx1100:24GiB"), "rx-7900-xtx", "rocm", "gfx1100"),
-    "of AMD's for servers": (_virtual("rocm:gfx90a:64GiB"), "mi210", "rocm", "gfx90a"),
-    "Vulkan": (_virtual("vulkan:24GiB"), "rx-7900-xtx", "vulkan", ""),
-    "Vulkan, NVIDIA's": (_virtual("vulkan:nvidia:24GiB"), "rtx-4090", "vulkan", ""),
-    "Vulkan, Intel's": (_virtual("vulkan:anv:12GiB"), "arc-b580", "vulkan", ""),
-    "Vulkan, in software": (_virtual("vulkan:lavapipe:12GiB"), "radeon-780m", "vulkan", ""),
-    "a Mac": (_virtual("metal:192GiB"), "m2-ultra", "metal", ""),
-    "a small Mac": (_virtual("metal:16GiB"), "m1", "metal", ""),
-    "real, CUDA": (_device("NVIDIA Something New", "CUDA", 24 * GIB), "rtx-4090", "cuda", ""),
-    "real, ROCm": (_device("AMD Something New", "ROCm", 20 * GIB), "rx-7900-xt", "rocm", ""),
-    "real, of Intel": (_device("Intel(R) Arc(tm) C990", "Vulkan", 16 * GIB), "arc-a770-16gb", "vulkan", ""),
-    "real, integrated": (_device("Intel(R) UHD Graphics 770", "Vulkan", 16 * GIB, "igpu"), "radeon-780m", "vulkan", ""),
-    "real, in software": (_device("llvmpipe (LLVM 19.1.7, 256 bits)", "Vulkan", 16 * GIB), "radeon-780m", "vulkan", ""),
-    "real, a Mac": (_device("Apple M9", "MTL", 96 * GIB, "igpu"), "m1-ultra", "metal", ""),
-    "elsewhere": (_device("127.0.0.1:50052", "RPC", 24 * GIB), "rtx-4090", "cuda", ""),
-}
-
-
-@pytest.mark.parametrize(("device", "key", "kind", "capability"), DEFAULTS.values(), ids=DEFAULTS.keys())
+    ("a size", _virtual("24GiB"), "rtx-4090", "cuda", "8.9"),
+    ("a small size", _virtual("7GiB"), "rtx-4060", "cuda", "8.9"),
+    ("of a capability", _virtual("cuda:8.6:24GiB"), "rtx-3090", "cuda", "8.6"),
+    ("of one that no card has", _virtual("cuda:5.0:8GiB"), "tesla-m40-24gb", "cuda", "5.0"),
+    ("of AMD's", _virtual("rocm:gfx1100:24GiB"), "rx-7900-xtx", "rocm", "gfx1100"),
+    ("of AMD's for servers", _virtual("rocm:gfx90a:64GiB"), "mi210", "rocm", "gfx90a"),
+    ("Vulkan", _virtual("vulkan:24GiB"), "rx-7900-xtx", "vulkan", ""),
+    ("Vulkan, NVIDIA's", _virtual("vulkan:nvidia:24GiB"), "rtx-4090", "vulkan", ""),
+    ("Vulkan, Intel's", _virtual("vulkan:anv:12GiB"), "arc-b580", "vulkan", ""),
+    ("Vulkan, in software", _virtual("vulkan:lavapipe:12GiB"), "radeon-780m", "vulkan", ""),
+    ("a Mac", _virtual("metal:192GiB"), "m2-ultra", "metal", ""),
+    ("a small Mac", _virtual("metal:16GiB"), "m1", "metal", ""),
+    ("real, CUDA", _device("NVIDIA Something New", "CUDA", 24 * GIB), "rtx-4090", "cuda", ""),
+    ("real, ROCm", _device("AMD Something New", "ROCm", 20 * GIB), "rx-7900-xt", "rocm", ""),
+    ("real, of Intel", _device("Intel(R) Arc(tm) C990", "Vulkan", 16 * GIB), "arc-a770-16gb", "vulkan", ""),
+    ("real, integrated", _device("Intel(R) UHD Graphics 770", "Vulkan", 16 * GIB, "igpu"), "radeon-780m", "vulkan", ""),
+    ("real, in software", _device("llvmpipe (LLVM 19.1.7, 256 bits)", "Vulkan", 16 * GIB), "radeon-780m", "vulkan", ""),
+    ("real, a Mac", _device("Apple M9", "MTL", 96 * GIB, "igpu"), "m1-ultra", "metal", ""),
+    ("elsewhere", _device("127.0.0.1:50052", "RPC", 24 * GIB), "rtx-4090", "cuda", ""),
+)
 def test_a_default_names_the_card_it_is_of(
     device: DeviceInfo | VirtualDevice, key: str, kind: str, capability: str
 ) -> None:
@@ -170,7 +162,7 @@ def test_a_default_names_the_card_it_is_of(
     assert (speed.bandwidth, speed.kind, speed.compute_capability) == (card.bandwidth, kind, capability)
 
 
-@pytest.mark.parametrize("spec", ["cuda:8.6:24GiB", "rocm:gfx1100:24GiB", "vulkan:24GiB", "metal:64GiB", "24GiB"])
+@cases("cuda:8.6:24GiB", "rocm:gfx1100:24GiB", "vulkan:24GiB", "metal:64GiB", "24GiB")
 def test_a_device_of_a_virtual_machine_is_the_same(spec: str) -> None:
     (virtual,) = parse_gpus([spec])
     (info,) = virtual_machine([virtual]).devices

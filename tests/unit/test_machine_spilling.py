@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from fitter.machine.spilling import notes
 from fitter.text import human
+from tests.support.cases import cases
 
 MIB = 2**20
 
 
-@pytest.mark.parametrize(
-    ("total", "left", "is_near"), [(8192, 491, True), (8192, 492, False), (24576, 1023, True), (24576, 1024, False)]
-)
+@cases((8192, 491, True), (8192, 492, False), (24576, 1023, True), (24576, 1024, False))
 def test_a_card_that_is_nearly_full(total: int, left: int, is_near: bool) -> None:
     found = notes([("CUDA0", total * MIB, left * MIB)])
     assert [note.startswith(f"CUDA0 has only {human(left * MIB)} left") for note in found] == [True] * is_near

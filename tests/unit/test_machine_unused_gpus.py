@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from fitter.llama.types import DeviceInfo
 from fitter.machine.unused_gpus import unused_gpus, vendors
+from tests.support.cases import named_cases
 
 NVIDIA, AMD, INTEL = "0x10de", "0x1002", "0x8086"
 VGA, THREE_D, NETWORK = "0x030000", "0x030200", "0x020000"
@@ -18,35 +17,6 @@ def pci(place: str, kind: str, vendor: str, device: str = "0x2684") -> dict[str,
     return {f"{folder}/class": f"{kind}\n", f"{folder}/vendor": f"{vendor}\n", f"{folder}/device": f"{device}\n"}
 
 
-MACHINES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
-    "nothing": ({}, ()),
-    "a card": (pci("01:00.0", VGA, NVIDIA), ("NVIDIA",)),
-    "a card without a connector": (pci("3b:00.0", THREE_D, NVIDIA), ("NVIDIA",)),
-    "two vendors, the fastest backend first": (
-        pci("c5:00.0", VGA, AMD) | pci("01:00.0", VGA, NVIDIA),
-        ("NVIDIA", "AMD"),
-    ),
-    "graphics inside an AMD processor": (pci("c5:00.0", VGA, AMD), ("AMD",)),
-    "an Arc": (pci("03:00.0", VGA, INTEL), ("Intel",)),
-    "graphics inside an Intel processor": (pci("00:02.0", VGA, INTEL), ()),
-    "a network card of the same vendor": (pci("03:00.0", NETWORK, NVIDIA), ()),
-    "ASPEED": (pci("03:00.0", VGA, "0x1a03"), ()),
-    "Matrox": (pci("03:00.0", VGA, "0x102b"), ()),
-    "virtio": (pci("00:01.0", VGA, "0x1af4"), ()),
-    "QXL": (pci("00:02.0", VGA, "0x1b36"), ()),
-    "AMD's graphics of a server board": (pci("03:00.0", VGA, AMD, "0x515e"), ()),
-    "a device without files": ({"sys/bus/pci/devices/0000:01:00.0/class": ""}, ()),
-    "NVIDIA's driver without a bus": ({"proc/driver/nvidia/gpus/0000:01:00.0/information": ""}, ("NVIDIA",)),
-    "NVIDIA's driver without a card": ({"proc/driver/nvidia/version": ""}, ()),
-    "a Jetson": ({"dev/nvhost-gpu": ""}, ("NVIDIA",)),
-    "AMD's driver": ({"dev/kfd": "", "dev/dri/renderD128": ""}, ("AMD",)),
-    "a graphics node of nobody": ({"dev/dri/renderD128": ""}, ()),
-    "WSL with NVIDIA's driver": ({"dev/dxg": "", "usr/lib/wsl/lib/libcuda.so.1": ""}, ("NVIDIA",)),
-    "WSL with another": ({"dev/dxg": "", "usr/lib/wsl/lib/libdxcore.so": ""}, ()),
-    "a library of WSL elsewhere": ({"usr/lib/wsl/lib/libcuda.so.1": ""}, ()),
-}
-
-
 def machine(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +24,34 @@ def machine(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-@pytest.mark.parametrize(("files", "expected"), MACHINES.values(), ids=MACHINES)
+@named_cases(
+    ("nothing", {}, ()),
+    ("a card", pci("01:00.0", VGA, NVIDIA), ("NVIDIA",)),
+    ("a card without a connector", pci("3b:00.0", THREE_D, NVIDIA), ("NVIDIA",)),
+    (
+        "two vendors, the fastest backend first",
+        pci("c5:00.0", VGA, AMD) | pci("01:00.0", VGA, NVIDIA),
+        ("NVIDIA", "AMD"),
+    ),
+    ("graphics inside an AMD processor", pci("c5:00.0", VGA, AMD), ("AMD",)),
+    ("an Arc", pci("03:00.0", VGA, INTEL), ("Intel",)),
+    ("graphics inside an Intel processor", pci("00:02.0", VGA, INTEL), ()),
+    ("a network card of the same vendor", pci("03:00.0", NETWORK, NVIDIA), ()),
+    ("ASPEED", pci("03:00.0", VGA, "0x1a03"), ()),
+    ("Matrox", pci("03:00.0", VGA, "0x102b"), ()),
+    ("virtio", pci("00:01.0", VGA, "0x1af4"), ()),
+    ("QXL", pci("00:02.0", VGA, "0x1b36"), ()),
+    ("AMD's graphics of a server board", pci("03:00.0", VGA, AMD, "0x515e"), ()),
+    ("a device without files", {"sys/bus/pci/devices/0000:01:00.0/class": ""}, ()),
+    ("NVIDIA's driver without a bus", {"proc/driver/nvidia/gpus/0000:01:00.0/information": ""}, ("NVIDIA",)),
+    ("NVIDIA's driver without a card", {"proc/driver/nvidia/version": ""}, ()),
+    ("a Jetson", {"dev/nvhost-gpu": ""}, ("NVIDIA",)),
+    ("AMD's driver", {"dev/kfd": "", "dev/dri/renderD128": ""}, ("AMD",)),
+    ("a graphics node of nobody", {"dev/dri/renderD128": ""}, ()),
+    ("WSL with NVIDIA's driver", {"dev/dxg": "", "usr/lib/wsl/lib/libcuda.so.1": ""}, ("NVIDIA",)),
+    ("WSL with another", {"dev/dxg": "", "usr/lib/wsl/lib/libdxcore.so": ""}, ()),
+    ("a library of WSL elsewhere", {"usr/lib/wsl/lib/libcuda.so.1": ""}, ()),
+)
 def test_the_gpus_that_a_machine_has(files: dict[str, str], expected: tuple[str, ...], tmp_path: Path) -> None:
     assert vendors(machine(tmp_path, files)) == expected
 
@@ -72,19 +69,18 @@ NO_DEVICE = (
     "this machine has a GPU of NVIDIA, but llama.cpp's backend cuda finds no device: look whether its driver works "
     "(nvidia-smi), and whether a variable such as CUDA_VISIBLE_DEVICES hides it"
 )
-SAID: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], str]] = {
-    "no backend": (NVIDIA, (), ("cpu", "rpc"), NO_BACKEND.format("NVIDIA", "CUDA")),
-    "no backend for this vendor": (AMD, (), ("cpu", "cuda"), NO_BACKEND.format("AMD", "HIP")),
-    "an Intel card": (INTEL, (), ("cpu",), NO_BACKEND.format("Intel", "VULKAN")),
-    "an accelerator that is none": (NVIDIA, ("accel",), ("cpu", "blas"), NO_BACKEND.format("NVIDIA", "CUDA")),
-    "a backend without a device": (NVIDIA, (), ("cpu", "cuda"), NO_DEVICE),
-    "a device": (NVIDIA, ("gpu",), ("cpu", "cuda"), ""),
-    "an integrated device": (AMD, ("igpu",), ("cpu", "vulkan"), ""),
-    "no card": ("0x1a03", (), ("cpu",), ""),
-}
 
 
-@pytest.mark.parametrize(("vendor", "kinds", "backends", "said"), SAID.values(), ids=SAID)
+@named_cases(
+    ("no backend", NVIDIA, (), ("cpu", "rpc"), NO_BACKEND.format("NVIDIA", "CUDA")),
+    ("no backend for this vendor", AMD, (), ("cpu", "cuda"), NO_BACKEND.format("AMD", "HIP")),
+    ("an Intel card", INTEL, (), ("cpu",), NO_BACKEND.format("Intel", "VULKAN")),
+    ("an accelerator that is none", NVIDIA, ("accel",), ("cpu", "blas"), NO_BACKEND.format("NVIDIA", "CUDA")),
+    ("a backend without a device", NVIDIA, (), ("cpu", "cuda"), NO_DEVICE),
+    ("a device", NVIDIA, ("gpu",), ("cpu", "cuda"), ""),
+    ("an integrated device", AMD, ("igpu",), ("cpu", "vulkan"), ""),
+    ("no card", "0x1a03", (), ("cpu",), ""),
+)
 def test_what_is_said_of_a_gpu_without_a_device(
     vendor: str, kinds: tuple[str, ...], backends: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from fitter.machine.host import HostMemory
 from fitter.machine.machine import Machine, machine_of, real_machine, speed_of_host, virtual_machine
 from fitter.machine.memory_pools import pools_here, set_aside, typed, used_by_default
 from fitter.machine.speed import default_host
+from tests.support.cases import named_cases
 
 MIB, GIB = 2**20, 2**30
 HOST = HostMemory(31 * GIB, 28 * GIB)
@@ -23,22 +24,19 @@ def device(name: str, type: str = "gpu", backend: str = "", total: int = 16 * GI
     return DeviceInfo(name, f"{name} of a maker", type, backend or name.rstrip("0123456789"), total, total)
 
 
-HERE = {
-    "a card": ([device("CUDA0")], None),
-    "a card of another machine": ([device("RPC0", "gpu", "RPC")], None),
-    "a Mac": ([device("MTL0")], ("MTL0+host", "metal")),
-    "a Mac, through an older backend": ([device("Metal", backend="Metal")], ("Metal+host", "metal")),
-    "a Jetson": ([device("CUDA0", "igpu", "CUDA")], ("CUDA0+host", "cuda")),
-    "a processor's, with ROCm": ([device("ROCm0", "igpu", "ROCm")], ("ROCm0+host", "amdgpu")),
-    "a processor's, with Vulkan": ([device("Vulkan0", "igpu")], ("Vulkan0+host", "amdgpu")),
-    "beside a card": ([device("CUDA0"), device("Vulkan0", "igpu")], ("Vulkan0+host", "amdgpu")),
-    "beside a server": ([device("RPC0", "gpu", "RPC"), device("MTL0")], ("MTL0+host", "metal")),
-    "one that is seen twice": ([device("MTL0"), device("MTL1")], ("MTL0+MTL1+host", "metal")),
-}
-
-
-@pytest.mark.parametrize(("devices", "expected"), HERE.values(), ids=HERE)
-def test_the_pool_of_this_machine(tmp_path: Path, devices: list[DeviceInfo], expected: tuple[str, str] | None) -> None:
+@named_cases(
+    ("a card", [device("CUDA0")], None),
+    ("a card of another machine", [device("RPC0", "gpu", "RPC")], None),
+    ("a Mac", [device("MTL0")], ("MTL0+host", "metal")),
+    ("a Mac, through an older backend", [device("Metal", backend="Metal")], ("Metal+host", "metal")),
+    ("a Jetson", [device("CUDA0", "igpu", "CUDA")], ("CUDA0+host", "cuda")),
+    ("a processor's, with ROCm", [device("ROCm0", "igpu", "ROCm")], ("ROCm0+host", "amdgpu")),
+    ("a processor's, with Vulkan", [device("Vulkan0", "igpu")], ("Vulkan0+host", "amdgpu")),
+    ("beside a card", [device("CUDA0"), device("Vulkan0", "igpu")], ("Vulkan0+host", "amdgpu")),
+    ("beside a server", [device("RPC0", "gpu", "RPC"), device("MTL0")], ("MTL0+host", "metal")),
+    ("one that is seen twice", [device("MTL0"), device("MTL1")], ("MTL0+MTL1+host", "metal")),
+)
+def test_the_pool_of_this_machine(devices: list[DeviceInfo], expected: tuple[str, str] | None, tmp_path: Path) -> None:
     found = pools_here(devices, HOST, tmp_path)
     assert [(pool.name, pool.memory.system) for pool in found] == ([expected] if expected else [])
     assert all((pool.memory.total, pool.memory.free) == (HOST.total, HOST.available) for pool in found)
@@ -84,18 +82,15 @@ def sysfs(root: Path, **mib: tuple[int, int, int]) -> None:
             (directory / f"mem_info_{name}").write_text(f"{size * MIB}\n")
 
 
-SET_ASIDE = {
+@named_cases(
     # what the driver reports in MiB, and of it what is set aside and free
-    "both": (512 + 15872, (512, 412)),
-    "what Linux lends alone": (15872, (512, 412)),
-    "almost the same": (16000, (512, 412)),
-    "another card": (24000, (24000, 23000)),
-    "none of them": (9000, (0, 0)),
-}
-
-
-@pytest.mark.parametrize(("total", "expected"), SET_ASIDE.values(), ids=SET_ASIDE)
-def test_what_the_firmware_has_set_aside(tmp_path: Path, total: int, expected: tuple[int, int]) -> None:
+    ("both", 512 + 15872, (512, 412)),
+    ("what Linux lends alone", 15872, (512, 412)),
+    ("almost the same", 16000, (512, 412)),
+    ("another card", 24000, (24000, 23000)),
+    ("none of them", 9000, (0, 0)),
+)
+def test_what_the_firmware_has_set_aside(total: int, expected: tuple[int, int], tmp_path: Path) -> None:
     sysfs(tmp_path, card0=(24000, 1000, 12000), card1=(512, 100, 15872))
     assert set_aside(total * MIB, tmp_path) == (expected[0] * MIB, expected[1] * MIB)
 
@@ -106,16 +101,13 @@ def test_what_is_set_aside_is_no_part_of_the_hosts_memory(tmp_path: Path) -> Non
     assert pool.memory == SharedMemory(127 * GIB, 123 * GIB, 96 * GIB, "amdgpu")
 
 
-DEFAULT = {
-    "a card": (["gpu"], [0]),
-    "a processor's": (["igpu"], [0]),
-    "both": (["igpu", "gpu"], [1]),
-    "beside a server": (["remote", "igpu"], [0, 1]),
-    "all": (["remote", "igpu", "gpu"], [0, 2]),
-}
-
-
-@pytest.mark.parametrize(("kinds", "used"), DEFAULT.values(), ids=DEFAULT)
+@named_cases(
+    ("a card", ["gpu"], [0]),
+    ("a processor's", ["igpu"], [0]),
+    ("both", ["igpu", "gpu"], [1]),
+    ("beside a server", ["remote", "igpu"], [0, 1]),
+    ("all", ["remote", "igpu", "gpu"], [0, 2]),
+)
 def test_what_llama_cpp_uses(kinds: list[str], used: list[int]) -> None:
     devices = [
         device(f"D{i}", "gpu" if kind == "remote" else kind, "RPC" if kind == "remote" else "D")
@@ -137,18 +129,15 @@ def described(*specs: str, host: int | None = None) -> Machine:
     return machine_of(lambda: (), virtual, host, is_described=True, has_rpc=False)
 
 
-HOSTS = {
+@named_cases(
     # total and free MiB of the host, name of the pool
-    "a Mac": (["metal:64GiB"], None, (65536, 61440), "MTL0+host"),
-    "a Mac whose host is limited": (["metal:64GiB"], 8 * GIB, (65536, 8192), "MTL0+host"),
-    "all of it": (["metal:64GiB"], 64 * GIB, (65536, 61440), "MTL0+host"),
-    "what is available": (["m5:24GiB:available=10GiB"], None, (24576, 10240), "MTL0+host"),
-    "with memory set aside": (["strix-halo-96gb"], None, (32768, 27525), "ROCm0+host"),
-    "beside a card": (["radeon-890m:32GiB", "rtx-4060"], None, (32768, 31457), "Vulkan0+host"),
-}
-
-
-@pytest.mark.parametrize(("specs", "limit", "sizes", "name"), HOSTS.values(), ids=HOSTS)
+    ("a Mac", ["metal:64GiB"], None, (65536, 61440), "MTL0+host"),
+    ("a Mac whose host is limited", ["metal:64GiB"], 8 * GIB, (65536, 8192), "MTL0+host"),
+    ("all of it", ["metal:64GiB"], 64 * GIB, (65536, 61440), "MTL0+host"),
+    ("what is available", ["m5:24GiB:available=10GiB"], None, (24576, 10240), "MTL0+host"),
+    ("with memory set aside", ["strix-halo-96gb"], None, (32768, 27525), "ROCm0+host"),
+    ("beside a card", ["radeon-890m:32GiB", "rtx-4060"], None, (32768, 31457), "Vulkan0+host"),
+)
 def test_the_host_of_a_described_machine(
     specs: list[str], limit: int | None, sizes: tuple[int, int], name: str
 ) -> None:
@@ -158,14 +147,10 @@ def test_the_host_of_a_described_machine(
     assert [pool.name for pool in machine.pools] == [name]
 
 
-@pytest.mark.parametrize(
-    ("specs", "total", "sized"),
-    [
-        (["metal:64GiB"], 65536, ""),
-        (["strix-halo-96gb"], 32768, ""),
-        (["radeon 780m"], 32768, "write --gpu radeon-780m:32769MiB for a machine with so much, "),
-    ],
-    ids=["a Mac", "memory set aside", "a card of any size"],
+@named_cases(
+    ("a Mac", ["metal:64GiB"], 65536, ""),
+    ("memory set aside", ["strix-halo-96gb"], 32768, ""),
+    ("a card of any size", ["radeon 780m"], 32768, "write --gpu radeon-780m:32769MiB for a machine with so much, "),
 )
 def test_a_host_with_more_than_it_shares_is_refused(specs: list[str], total: int, sized: str) -> None:
     pool = described(*specs).pools[0].name
@@ -191,7 +176,7 @@ def test_without_such_a_gpu_nothing_changes() -> None:
     assert real_machine([device("CUDA0")], HOST).pools == ()
 
 
-@pytest.mark.parametrize("specs", [["2x dgx-spark"], ["metal:64GiB", "strix-halo"]], ids=["two alike", "two kinds"])
+@named_cases(("two alike", ["2x dgx-spark"]), ("two kinds", ["metal:64GiB", "strix-halo"]))
 def test_a_machine_has_one_memory(specs: list[str]) -> None:
     with pytest.raises(UsageError, match=r"^--gpu describes 2 GPUs that share memory with the processor \(.*--rpc$"):
         parse_gpus(specs)

@@ -15,21 +15,20 @@ from fitter.model.files.addresses import (
     shown,
     without_secrets,
 )
-
-URLS = {
-    "a web server": ("https://host/m.gguf", "https://host/m.gguf"),
-    "without a slash": ("https:/host/m.gguf", "https://host/m.gguf"),
-    "the hub": ("hf://org/repo/m.gguf", "hf://org/repo/m.gguf"),
-    "a bucket": ("s3://bucket/m.gguf", "s3://bucket/m.gguf"),
-    "one in another": ("zip://m.gguf::s3://bucket/m.zip", "zip://m.gguf::s3://bucket/m.zip"),
-    "a path": ("models/m.gguf", None),
-    "a path with a colon": ("a:b/m.gguf", None),
-    "a drive": ("c:/models/m.gguf", None),
-    "a drive with two slashes": ("c://models/m.gguf", None),
-}
+from tests.support.cases import cases, named_cases
 
 
-@pytest.mark.parametrize(("path", "url"), URLS.values(), ids=URLS)
+@named_cases(
+    ("a web server", "https://host/m.gguf", "https://host/m.gguf"),
+    ("without a slash", "https:/host/m.gguf", "https://host/m.gguf"),
+    ("the hub", "hf://org/repo/m.gguf", "hf://org/repo/m.gguf"),
+    ("a bucket", "s3://bucket/m.gguf", "s3://bucket/m.gguf"),
+    ("one in another", "zip://m.gguf::s3://bucket/m.zip", "zip://m.gguf::s3://bucket/m.zip"),
+    ("a path", "models/m.gguf", None),
+    ("a path with a colon", "a:b/m.gguf", None),
+    ("a drive", "c:/models/m.gguf", None),
+    ("a drive with two slashes", "c://models/m.gguf", None),
+)
 def test_what_is_a_url(path: str, url: str | None) -> None:
     assert as_url(path) == url
     assert location.is_address(path) == (url is not None)
@@ -40,24 +39,21 @@ def test_a_url_of_a_file_is_a_path() -> None:
     assert not location.is_address("file:///models/m.gguf")
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("https://me:pass@host:8080/a/m.gguf?X-Amz-Signature=1#x", "https://host:8080/a/m.gguf"),
-        ("https://me@host/m.gguf", "https://host/m.gguf"),
-        ("https://me:p@ss?w#rd@host/m.gguf", "https://host/m.gguf"),
-        ("http://me:pass@[::1]:8080/m.gguf", "http://[::1]:8080/m.gguf"),
-        ("hf://org/repo@v1/m.gguf", "hf://org/repo@v1/m.gguf"),
-        ("s3://bucket/a@b/m.gguf", "s3://bucket/a@b/m.gguf"),
-        ("zip://m.gguf::ftp://me:pass@host/m.zip?a=b", "zip://m.gguf::ftp://host/m.zip"),
-        # what nobody has encoded
-        ("https://me:p/a/s@host/m.gguf", "https://host/m.gguf"),
-        ("https://me:p#a/s@host/m.gguf?b=c", "https://host/m.gguf"),
-        ("zip://m.gguf::https://me:p/a@host/m.zip", "zip://m.gguf::https://host/m.zip"),
-        ("https://host:8080/a@b/m.gguf", "https://host:8080/a@b/m.gguf"),
-        ("http://[::1]:80/a@b.gguf", "http://[::1]:80/a@b.gguf"),
-        ("sftp://host:/a@b.gguf", "sftp://host:/a@b.gguf"),
-    ],
+@cases(
+    ("https://me:pass@host:8080/a/m.gguf?X-Amz-Signature=1#x", "https://host:8080/a/m.gguf"),
+    ("https://me@host/m.gguf", "https://host/m.gguf"),
+    ("https://me:p@ss?w#rd@host/m.gguf", "https://host/m.gguf"),
+    ("http://me:pass@[::1]:8080/m.gguf", "http://[::1]:8080/m.gguf"),
+    ("hf://org/repo@v1/m.gguf", "hf://org/repo@v1/m.gguf"),
+    ("s3://bucket/a@b/m.gguf", "s3://bucket/a@b/m.gguf"),
+    ("zip://m.gguf::ftp://me:pass@host/m.zip?a=b", "zip://m.gguf::ftp://host/m.zip"),
+    # what nobody has encoded
+    ("https://me:p/a/s@host/m.gguf", "https://host/m.gguf"),
+    ("https://me:p#a/s@host/m.gguf?b=c", "https://host/m.gguf"),
+    ("zip://m.gguf::https://me:p/a@host/m.zip", "zip://m.gguf::https://host/m.zip"),
+    ("https://host:8080/a@b/m.gguf", "https://host:8080/a@b/m.gguf"),
+    ("http://[::1]:80/a@b.gguf", "http://[::1]:80/a@b.gguf"),
+    ("sftp://host:/a@b.gguf", "sftp://host:/a@b.gguf"),
 )
 def test_what_is_shown_holds_no_secret(url: str, expected: str) -> None:
     assert shown(url) == expected
@@ -70,21 +66,18 @@ def test_what_others_say_of_an_address_holds_no_secret() -> None:
     assert without_secrets("no such file", "hf://org/repo@v1/m.gguf") == "no such file"
 
 
-@pytest.mark.parametrize(
-    ("url", "name"),
-    [
-        ("https://host/a/m.gguf?b=/c", "m.gguf"),
-        ("https://host/a/my%20model.gguf", "my model.gguf"),
-        ("zip://folder/m.gguf::https://host/m.zip", "m.gguf"),
-        ("memory://m.gguf", "m.gguf"),
-        ("http://[::1]:8080/m.gguf", "m.gguf"),
-    ],
+@cases(
+    ("https://host/a/m.gguf?b=/c", "m.gguf"),
+    ("https://host/a/my%20model.gguf", "my model.gguf"),
+    ("zip://folder/m.gguf::https://host/m.zip", "m.gguf"),
+    ("memory://m.gguf", "m.gguf"),
+    ("http://[::1]:8080/m.gguf", "m.gguf"),
 )
 def test_the_name_of_the_file(url: str, name: str) -> None:
     assert file_name(url) == name
 
 
-@pytest.mark.parametrize("url", ["https://host", "https://host/", "https://host/a%2Fb", "https://host/%2e%2e", "s3://"])
+@cases("https://host", "https://host/", "https://host/a%2Fb", "https://host/%2e%2e", "s3://")
 def test_an_address_without_a_file(url: str) -> None:
     with pytest.raises(ModelError) as caught:
         file_name(url)
@@ -123,20 +116,14 @@ def test_a_file_of_the_hub(url: str) -> None:
     assert hub_file(url) == HUB[url]
 
 
-@pytest.mark.parametrize(
-    ("url", "command"),
-    [
-        ("https://host/it's.gguf", """curl -LO 'https://host/it'"'"'s.gguf'"""),
-        (
-            "hf://datasets/org/repo@v1/m.gguf",
-            "hf download org/repo m.gguf --revision v1 --repo-type dataset --local-dir .",
-        ),
-        (
-            "s3://bucket/m-00001-of-00002.gguf",
-            """python -c 'import fsspec; fsspec.filesystem('"'"'s3'"'"').get("""
-            """'"'"'s3://bucket/m-*-of-00002.gguf'"'"', '"'"'.'"'"')'""",
-        ),
-    ],
+@cases(
+    ("https://host/it's.gguf", """curl -LO 'https://host/it'"'"'s.gguf'"""),
+    ("hf://datasets/org/repo@v1/m.gguf", "hf download org/repo m.gguf --revision v1 --repo-type dataset --local-dir ."),
+    (
+        "s3://bucket/m-00001-of-00002.gguf",
+        """python -c 'import fsspec; fsspec.filesystem('"'"'s3'"'"').get("""
+        """'"'"'s3://bucket/m-*-of-00002.gguf'"'"', '"'"'.'"'"')'""",
+    ),
 )
 def test_the_command_that_downloads_it(url: str, command: str) -> None:
     assert download_command(url) == command

@@ -20,6 +20,7 @@ from fitter.errors import ModelError
 from fitter.model.files import header_cache
 from fitter.storage.folders import cache_folder
 from fitter.text import human
+from tests.support.cases import cases
 
 KIB = 1024
 HOUR = 3600.0
@@ -110,8 +111,8 @@ def test_there_are_so_many_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     assert header_cache.look_after() and left() == {"2", "3"}
 
 
-@pytest.mark.parametrize("how", ["ends", "is killed"])
-def test_what_another_process_reads_stays(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+@cases("ends", "is killed")
+def test_what_another_process_reads_stays(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read = entry(header_cache.SHAPES, "read", 100)
     entry(header_cache.HEADERS, "not", 1)
     with read_by_another_process(read) as process:

@@ -11,6 +11,7 @@ import pytest
 from fitter.errors import ModelError
 from fitter.llama.types import Array, Header, MetadataValue, TensorInfo
 from fitter.model.header import open_model
+from tests.support.cases import cases, named_cases
 from tools.shapes import ALIGNMENT, SHAPES, write, write_split
 
 OFFSET = 4096
@@ -73,18 +74,15 @@ def test_a_model(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("changes", "field", "value"),
-    [
-        pytest.param({"general__name": None}, "name", "a", id="named by its file"),
-        pytest.param({"general__name": ""}, "name", "a", id="an empty name"),
-        pytest.param({"qwen3moe__context_length": None}, "n_ctx_train", 0, id="no context"),
-        pytest.param({"qwen3moe__expert_count": None}, "n_expert", 0, id="no experts"),
-        pytest.param({"qwen3moe__nextn_predict_layers": 1}, "n_layer_nextn", 1, id="multi-token prediction"),
-        pytest.param({"general__type": "model"}, "name", "A model", id="a type"),
-    ],
+@named_cases(
+    ("named by its file", {"general__name": None}, "name", "a"),
+    ("an empty name", {"general__name": ""}, "name", "a"),
+    ("no context", {"qwen3moe__context_length": None}, "n_ctx_train", 0),
+    ("no experts", {"qwen3moe__expert_count": None}, "n_expert", 0),
+    ("multi-token prediction", {"qwen3moe__nextn_predict_layers": 1}, "n_layer_nextn", 1),
+    ("a type", {"general__type": "model"}, "name", "A model"),
 )
-def test_what_the_header_says(tmp_path: Path, changes: dict[str, MetadataValue], field: str, value: object) -> None:
+def test_what_the_header_says(changes: dict[str, MetadataValue], field: str, value: object, tmp_path: Path) -> None:
     assert getattr(_open(tmp_path, _header(**changes)), field) == value
 
 
@@ -93,31 +91,28 @@ def test_experts_make_a_moe(tmp_path: Path) -> None:
     assert not _open(tmp_path, _header(TENSORS[:1])).is_moe  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("header", "says"),
-    [
-        pytest.param(_header(()), "has no tensors, only a vocabulary", id="vocabulary"),
-        pytest.param(_header(general__architecture=None), "has no general.architecture", id="no architecture"),
-        pytest.param(_header(general__architecture=3), "has no general.architecture", id="an odd architecture"),
-        pytest.param(_header(general__architecture="clip"), "is a multimodal projector", id="an old projector"),
-        pytest.param(_header(general__type="mmproj"), "is a multimodal projector", id="projector"),
-        pytest.param(_header(general__type="adapter"), "is an adapter", id="adapter"),
-        pytest.param(_header(general__type="imatrix", general__architecture=None), "importance matrix", id="imatrix"),
-        pytest.param(_header(qwen3moe__block_count=None), "has no qwen3moe.block_count", id="no layers"),
-        pytest.param(_header(split__count=3, split__no=0), "<name>-00001-of-00003.gguf", id="renamed split file"),
-        pytest.param(
-            _header(qwen3moe__block_count=2**31),
-            "a.gguf has qwen3moe.block_count 2147483648: llama.cpp takes a whole number from 1 to 512; download it",
-            id="too many layers",
-        ),
-        pytest.param(
-            _header(qwen3moe__expert_count=Array("i32", 2, (8, 16))),
-            "a.gguf has qwen3moe.expert_count with 2 values: llama.cpp takes a whole number from 0 to 1024",
-            id="experts per layer",
-        ),
-    ],
+@named_cases(
+    ("vocabulary", _header(()), "has no tensors, only a vocabulary"),
+    ("no architecture", _header(general__architecture=None), "has no general.architecture"),
+    ("an odd architecture", _header(general__architecture=3), "has no general.architecture"),
+    ("an old projector", _header(general__architecture="clip"), "is a multimodal projector"),
+    ("projector", _header(general__type="mmproj"), "is a multimodal projector"),
+    ("adapter", _header(general__type="adapter"), "is an adapter"),
+    ("imatrix", _header(general__type="imatrix", general__architecture=None), "importance matrix"),
+    ("no layers", _header(qwen3moe__block_count=None), "has no qwen3moe.block_count"),
+    ("renamed split file", _header(split__count=3, split__no=0), "<name>-00001-of-00003.gguf"),
+    (
+        "too many layers",
+        _header(qwen3moe__block_count=2**31),
+        "a.gguf has qwen3moe.block_count 2147483648: llama.cpp takes a whole number from 1 to 512; download it",
+    ),
+    (
+        "experts per layer",
+        _header(qwen3moe__expert_count=Array("i32", 2, (8, 16))),
+        "a.gguf has qwen3moe.expert_count with 2 values: llama.cpp takes a whole number from 0 to 1024",
+    ),
 )
-def test_no_model(tmp_path: Path, header: Header, says: str) -> None:
+def test_no_model(header: Header, says: str, tmp_path: Path) -> None:
     assert says in _refused(tmp_path, header)
 
 
@@ -132,13 +127,13 @@ def test_a_header_that_cannot_be_read(tmp_path: Path) -> None:
         open_model(path, read)
 
 
-@pytest.mark.parametrize("missing", [1, 100, END - OFFSET])
-def test_a_truncated_file(tmp_path: Path, missing: int) -> None:
+@cases(1, 100, (END - OFFSET,))
+def test_a_truncated_file(missing: int, tmp_path: Path) -> None:
     assert f"is truncated: the last {missing} bytes" in _refused(tmp_path, _header(), size=END - missing)
 
 
-@pytest.mark.parametrize("more", [0, 28, 1000])
-def test_a_whole_file(tmp_path: Path, more: int) -> None:
+@cases(0, 28, 1000)
+def test_a_whole_file(more: int, tmp_path: Path) -> None:
     assert _open(tmp_path, _header(), size=END + more)
 
 
@@ -155,24 +150,15 @@ def test_a_split_model(tmp_path: Path) -> None:
     assert [tensor.split for tensor in model.tensors] == [0, 0, 1]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("headers", "says"),
-    [
-        pytest.param(
-            (_split(0, 3), _split(1, 3)),
-            "is one of 3 files by its header, but one of 2 by its name",
-            id="another count",
-        ),
-        pytest.param(
-            (_header(), _header()), "is one of 1 files by its header, but one of 2 by its name", id="not split at all"
-        ),
-        pytest.param((_split(0), _split(0)), "00002-of-00002.gguf is not file 2 of 2", id="the same file twice"),
-        pytest.param((_split(1), _split(0)), "00001-of-00002.gguf is not file 1 of 2", id="exchanged"),
-        pytest.param((_split(0), _split(1, split__no=None)), "is not file 2 of 2", id="no number"),
-        pytest.param((_split(0, total=4), _split(1)), "3 of 4 tensors", id="a tensor lost"),
-    ],
+@named_cases(
+    ("another count", (_split(0, 3), _split(1, 3)), "is one of 3 files by its header, but one of 2 by its name"),
+    ("not split at all", (_header(), _header()), "is one of 1 files by its header, but one of 2 by its name"),
+    ("the same file twice", (_split(0), _split(0)), "00002-of-00002.gguf is not file 2 of 2"),
+    ("exchanged", (_split(1), _split(0)), "00001-of-00002.gguf is not file 1 of 2"),
+    ("no number", (_split(0), _split(1, split__no=None)), "is not file 2 of 2"),
+    ("a tensor lost", (_split(0, total=4), _split(1)), "3 of 4 tensors"),
 )
-def test_a_split_that_does_not_hold_together(tmp_path: Path, headers: tuple[Header, ...], says: str) -> None:
+def test_a_split_that_does_not_hold_together(headers: tuple[Header, ...], says: str, tmp_path: Path) -> None:
     assert says in _refused(tmp_path, *headers)
 
 
@@ -203,8 +189,8 @@ def _reader(shape: str, parts: int) -> Callable[[str], Header]:
     return read
 
 
-@pytest.mark.parametrize("parts", [1, 5])
-def test_a_model_of_hundreds_of_gigabytes(tmp_path: Path, parts: int) -> None:
+@cases(1, 5)
+def test_a_model_of_hundreds_of_gigabytes(parts: int, tmp_path: Path) -> None:
     shape = "deepseek-v3.1"
     path = write(shape, tmp_path, vocab=False) if parts == 1 else write_split(shape, tmp_path, parts, vocab=False)
     model = open_model(path, _reader(shape, parts))
@@ -225,7 +211,7 @@ def test_words_that_nothing_has_room_for(words: int, most: int, tokens: bool, tm
         )
 
 
-@pytest.mark.parametrize("words", [1 << 23, (1 << 23) + 1])
+@cases(1 << 23, (1 << 23) + 1)
 def test_more_words_than_any_model_has(words: int, tmp_path: Path) -> None:
     rows = (TensorInfo("token_embd.weight", "F32", (1, 1 << 24), 100), *TENSORS[1:])
     header = _header(rows, qwen3moe__vocab_size=words, tokenizer__ggml__tokens=None)

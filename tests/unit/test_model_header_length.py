@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fitter.model.files.header_length import LONGEST, Damaged, HeaderLength, TooLong
+from tests.support.cases import cases
 from tools import shapes
 from tools.tiny import write_tiny
 
@@ -29,8 +30,8 @@ def ends(path: Path) -> int:
     return int(GGUFReader(path).data_offset)
 
 
-@pytest.mark.parametrize("first", [24, 1000, 1 << 14, 1 << 20])
-def test_the_header_is_found_with_little_more(tmp_path: Path, first: int) -> None:
+@cases(24, 1000, 1 << 14, 1 << 20)
+def test_the_header_is_found_with_little_more(first: int, tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.gguf")
     data, end = path.read_bytes(), ends(path)
     found, _ = read(data, len(data), first)
@@ -86,7 +87,7 @@ IMPOSSIBLE: dict[str, tuple[bytes, int, type[Exception]]] = {
 }
 
 
-@pytest.mark.parametrize(("data", "size", "error"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+@cases(IMPOSSIBLE)
 def test_what_can_be_no_header_is_not_read(data: bytes, size: int, error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
         read(data + bytes(4096), size, 4096)

@@ -19,6 +19,7 @@ from fitter.programs import log_file
 from fitter.programs.model_log import MOST_REQUESTS, last_requests
 from fitter.programs.request_log import requests_of
 from tests.support import patience
+from tests.support.cases import cases, named_cases
 from tests.support.patience import until
 
 COLOURED = "\x1b[34m0.03.031.900\x1b[0m \x1b[32mI \x1b[0msrv  proxy_reques: proxying request to model {} on port 44761"
@@ -37,34 +38,28 @@ def log(folder: Path, lines: list[str], end: str = "\n") -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("template", "end"),
-    [
-        pytest.param(COLOURED, "\n", id="router with colours"),
-        pytest.param(PLAIN, "\n", id="router"),
-        pytest.param(PLAIN, "\r\n", id="router on Windows"),
-        pytest.param(JSON, "\n", id="router as JSON"),
-        pytest.param(SWAP, "\n", id="llama-swap"),
-        pytest.param(SWAP, " \r\n", id="llama-swap on Windows"),
-        pytest.param(SWAP_TIMED, "\n", id="llama-swap with times"),
-    ],
+@named_cases(
+    ("router with colours", COLOURED, "\n"),
+    ("router", PLAIN, "\n"),
+    ("router on Windows", PLAIN, "\r\n"),
+    ("router as JSON", JSON, "\n"),
+    ("llama-swap", SWAP, "\n"),
+    ("llama-swap on Windows", SWAP, " \r\n"),
+    ("llama-swap with times", SWAP_TIMED, "\n"),
 )
-def test_requests_are_read_in_their_order(tmp_path: Path, template: str, end: str) -> None:
+def test_requests_are_read_in_their_order(template: str, end: str, tmp_path: Path) -> None:
     asked = ["chat", "org/embed:Q8_0", "chat", "a b", "other", "chat on port 80"]
     path = log(tmp_path, [line for name in asked for line in (template.format(name), "srv  log_server_r: done")], end)
     order = last_requests(path, ("embed", "a b", "chat", "org/embed:Q8_0", "chat on port 80"))
     assert order == ("chat", "org/embed:Q8_0", "chat", "a b", "chat on port 80")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "srv          load: spawning server instance with name=chat on port 44761",
-        "[DEBUG] dispatch: using peer for model: chat",
-        "[44761] slot get_availabl: id  3 | task -1 | selected slot by LRU, t_last = -1",
-    ],
+@cases(
+    "srv          load: spawning server instance with name=chat on port 44761",
+    "[DEBUG] dispatch: using peer for model: chat",
+    "[44761] slot get_availabl: id  3 | task -1 | selected slot by LRU, t_last = -1",
 )
-def test_other_lines_are_no_requests(tmp_path: Path, line: str) -> None:
+def test_other_lines_are_no_requests(line: str, tmp_path: Path) -> None:
     assert last_requests(log(tmp_path, [line, PLAIN.format("chat")]), ["chat"]) == ("chat",)
 
 
@@ -93,32 +88,29 @@ def test_of_a_long_log_the_last_requests_are_read(tmp_path: Path) -> None:
 NO_REQUEST = "give the log of a llama-server that routes to models, or of llama-swap with logLevel: debug"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param(None, "{} does not exist: give the log of a server", id="missing"),
-        pytest.param("folder", "{} is a directory: give the log in it", id="directory"),
-        pytest.param(b"GGUF\x03\0\0\0", "{} is no text in UTF-8: give the log as the server wrote it", id="binary"),
-        pytest.param(
-            "proxying request to model chat on port 1".encode("utf-16"),
-            "{} is no text in UTF-8: give the log as the server wrote it",
-            id="UTF-16",
-        ),
-        pytest.param(b"", "{} has no request for chat, embed: " + NO_REQUEST, id="empty"),
-        pytest.param(b"[INFO] ready\n", "{} has no request for chat, embed: " + NO_REQUEST, id="no debug level"),
-        pytest.param(
-            b"".join(PLAIN.format(name).encode() + b"\n" for name in ("x", "y", "x", "z", "w")),
-            "{} has requests for x, y, z and none for chat, embed: name the models as the server does",
-            id="other names",
-        ),
-        pytest.param(
-            PLAIN.format("\x1b[31mx").encode(),
-            r"{} has requests for \x1b[31mx and none for chat, embed: name the models as the server does",
-            id="names that would colour a terminal",
-        ),
-    ],
+@named_cases(
+    ("missing", None, "{} does not exist: give the log of a server"),
+    ("directory", "folder", "{} is a directory: give the log in it"),
+    ("binary", b"GGUF\x03\0\0\0", "{} is no text in UTF-8: give the log as the server wrote it"),
+    (
+        "UTF-16",
+        "proxying request to model chat on port 1".encode("utf-16"),
+        "{} is no text in UTF-8: give the log as the server wrote it",
+    ),
+    ("empty", b"", "{} has no request for chat, embed: " + NO_REQUEST),
+    ("no debug level", b"[INFO] ready\n", "{} has no request for chat, embed: " + NO_REQUEST),
+    (
+        "other names",
+        b"".join(PLAIN.format(name).encode() + b"\n" for name in ("x", "y", "x", "z", "w")),
+        "{} has requests for x, y, z and none for chat, embed: name the models as the server does",
+    ),
+    (
+        "names that would colour a terminal",
+        PLAIN.format("\x1b[31mx").encode(),
+        r"{} has requests for \x1b[31mx and none for chat, embed: name the models as the server does",
+    ),
 )
-def test_what_is_no_log_of_these_models_is_refused(tmp_path: Path, content: bytes | str | None, message: str) -> None:
+def test_what_is_no_log_of_these_models_is_refused(content: bytes | str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     if isinstance(content, str):
         path.mkdir()
@@ -195,9 +187,9 @@ def test_no_reader_of_logs_waits_or_fills_the_memory(
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@cases(READERS)
 def test_every_reader_of_logs_reads_the_end_of_a_long_one(
-    tmp_path: Path, read: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+    read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = log_of_requests(tmp_path / "server.log")
     expected = read(path)
@@ -210,8 +202,8 @@ def test_every_reader_of_logs_reads_the_end_of_a_long_one(
         read(path)
 
 
-@pytest.mark.parametrize("digits", [19, 401, 5000])
-def test_a_number_of_too_many_digits_is_none(tmp_path: Path, digits: int) -> None:
+@cases(19, 401, 5000)
+def test_a_number_of_too_many_digits_is_none(digits: int, tmp_path: Path) -> None:
     text = log_of_requests(tmp_path / "server.log").read_text()
     for number in ("300", "319"):
         (tmp_path / "server.log").write_text(text.replace(number, "9" * digits))
@@ -222,8 +214,8 @@ def test_a_number_of_too_many_digits_is_none(tmp_path: Path, digits: int) -> Non
     assert session is not None and session.prompt == 10**18
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_signal_ends_the_reading_of_a_log(tmp_path: Path, number: signal.Signals) -> None:
+@cases(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def test_the_first_signal_ends_the_reading_of_a_log(number: signal.Signals, tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     # a line that takes a regular expression long, as often as it is read
     path.write_bytes(b"prompt eval time = 1.0 ms / 1 tokens\nstop processing: n_tokens = 5\n" * 3_000_000)

@@ -16,6 +16,7 @@ from fitter.model.files import reach
 from fitter.model.files.addresses import Address
 from fitter.model.files.http_ranges import HttpRanges
 from fitter.model.files.ranges import Patience
+from tests.support.cases import cases
 
 PUBLIC = ("8.8.8.8", "172.32.0.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1")
 PRIVATE = (
@@ -81,7 +82,7 @@ def read(url: str) -> bytes:
 REFUSED = "is in a private network, which is not asked for models: start the server with --allow-private-addresses"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1"])
+@cases("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1")
 def test_this_machine_is_not_asked(host: str, limited: None) -> None:
     with server("127.0.0.1") as (port, asked):
         with pytest.raises(ModelError, match=REFUSED):
@@ -125,7 +126,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *found: list[str]) -> list[str]:
     return asked
 
 
-@pytest.mark.parametrize("found", [["127.0.0.2"], ["8.8.8.8", "127.0.0.2"], ["127.0.0.2", "8.8.8.8"]])
+@cases(["127.0.0.2"], ["8.8.8.8", "127.0.0.2"], ["127.0.0.2", "8.8.8.8"])
 def test_a_name_that_leads_to_a_private_address(
     found: list[str], limited: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from fitter.errors import ModelError, UsageError
 from fitter.model import location
 from fitter.model.files.source import model_files, split_name, split_path
+from tests.support.cases import cases, named_cases
 
 HEAD = b"GGUF\x03\x00\x00\x00"
 
@@ -48,29 +49,24 @@ def test_a_version_2_file_is_read(tmp_path: Path) -> None:
     assert model_files(path) == (path,)
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        pytest.param(b"", "is empty", id="empty"),
-        pytest.param(b"GG", "is not a GGUF file", id="less than the magic"),
-        pytest.param(b'{"metadata": 1}', "is not a GGUF file; convert", id="something else"),
-        pytest.param(
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a",
-            "is a pointer of Git LFS, not the model; get the file itself with 'git lfs pull'",
-            id="Git LFS",
-        ),
-        pytest.param(b"<!DOCTYPE html>", "is a web page, not the model; download the file itself", id="a web page"),
-        pytest.param(b"<HTML><head>", "is a web page, not the model; download the file itself", id="another"),
-        pytest.param(b"ggjt\x03\x00\x00\x00", "is not a GGUF file", id="before GGUF"),
-        pytest.param(b"GGUF\x03", "is truncated after 5 bytes", id="truncated"),
-        pytest.param(b"GGUF\x00\x00\x00\x03", "is a big-endian GGUF", id="big endian"),
-        pytest.param(b"GGUF\x01\x00\x00\x00", "is GGUF version 1,", id="version 1"),
-        pytest.param(
-            b"GGUF\x04\x00\x00\x00", "is GGUF version 4; this llama.cpp reads up to version 3", id="version 4"
-        ),
-    ],
+@named_cases(
+    ("empty", b"", "is empty"),
+    ("less than the magic", b"GG", "is not a GGUF file"),
+    ("something else", b'{"metadata": 1}', "is not a GGUF file; convert"),
+    (
+        "Git LFS",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a",
+        "is a pointer of Git LFS, not the model; get the file itself with 'git lfs pull'",
+    ),
+    ("a web page", b"<!DOCTYPE html>", "is a web page, not the model; download the file itself"),
+    ("another", b"<HTML><head>", "is a web page, not the model; download the file itself"),
+    ("before GGUF", b"ggjt\x03\x00\x00\x00", "is not a GGUF file"),
+    ("truncated", b"GGUF\x03", "is truncated after 5 bytes"),
+    ("big endian", b"GGUF\x00\x00\x00\x03", "is a big-endian GGUF"),
+    ("version 1", b"GGUF\x01\x00\x00\x00", "is GGUF version 1,"),
+    ("version 4", b"GGUF\x04\x00\x00\x00", "is GGUF version 4; this llama.cpp reads up to version 3"),
 )
-def test_no_model(tmp_path: Path, content: bytes, says: str) -> None:
+def test_no_model(content: bytes, says: str, tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(content)
     message = _refused(path)
@@ -82,19 +78,16 @@ def test_no_file(tmp_path: Path) -> None:
     assert "no such file" in _refused(tmp_path / "a.gguf")
 
 
-SHAPES = {
-    "a shape": ("llama-3.1-8b", "shape://llama-3.1-8b"),
-    "a shape with a type": ("Llama-3.1-8B:q8_0", "shape://llama-3.1-8b:Q8_0"),
-    "a type as people write it": ("gpt-oss-20b:q4km", "shape://gpt-oss-20b:Q4_K_M"),
-    "as Ollama writes it": ("Gemma3:27b", "shape://gemma-3-27b"),
-    "without hyphens": ("phi4", "shape://phi-4"),
-    "a shape with more words": ("llama-3.1-8b-instruct", None),
-    "a path": ("./llama-3.1-8b", None),
-    "a file's name": ("llama-3.1-8b.gguf", None),
-}
-
-
-@pytest.mark.parametrize(("name", "meant"), SHAPES.values(), ids=SHAPES)
+@named_cases(
+    ("a shape", "llama-3.1-8b", "shape://llama-3.1-8b"),
+    ("a shape with a type", "Llama-3.1-8B:q8_0", "shape://llama-3.1-8b:Q8_0"),
+    ("a type as people write it", "gpt-oss-20b:q4km", "shape://gpt-oss-20b:Q4_K_M"),
+    ("as Ollama writes it", "Gemma3:27b", "shape://gemma-3-27b"),
+    ("without hyphens", "phi4", "shape://phi-4"),
+    ("a shape with more words", "llama-3.1-8b-instruct", None),
+    ("a path", "./llama-3.1-8b", None),
+    ("a file's name", "llama-3.1-8b.gguf", None),
+)
 def test_the_name_of_a_shape_is_its_address_where_no_such_file_is(
     name: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,16 +99,13 @@ def test_the_name_of_a_shape_is_its_address_where_no_such_file_is(
     assert location.model_files(name) == (Path(name),)
 
 
-SIMILAR = {
-    "more words": ("llama-3.1-8b-instruct", "llama-3.1-8b-instruct: no such file or shape; did you mean llama-3.1-8b"),
-    "another size": ("llama3.1:80b", "did you mean llama-3.1-8b"),
-    "nothing like a shape": ("my-model", None),
-    "a file": ("llama-3.1-8b.gguf", None),
-    "a path": ("./llama-3.1-8b", None),
-}
-
-
-@pytest.mark.parametrize(("name", "says"), SIMILAR.values(), ids=SIMILAR)
+@named_cases(
+    ("more words", "llama-3.1-8b-instruct", "llama-3.1-8b-instruct: no such file or shape; did you mean llama-3.1-8b"),
+    ("another size", "llama3.1:80b", "did you mean llama-3.1-8b"),
+    ("nothing like a shape", "my-model", None),
+    ("a file", "llama-3.1-8b.gguf", None),
+    ("a path", "./llama-3.1-8b", None),
+)
 def test_a_missing_file_is_told_which_shapes_are_called_so(
     name: str, says: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,8 +116,8 @@ def test_a_missing_file_is_told_which_shapes_are_called_so(
     assert (says is None) == ("did you mean" not in str(caught.value))
 
 
-@pytest.mark.parametrize("name", ["a\0b.gguf", "a" * 300 + ".gguf", "a" * 300 + "-00001-of-00002.gguf"])
-def test_a_name_that_no_file_has(tmp_path: Path, name: str) -> None:
+@cases("a\0b.gguf", "a" * 300 + ".gguf", "a" * 300 + "-00001-of-00002.gguf")
+def test_a_name_that_no_file_has(name: str, tmp_path: Path) -> None:
     assert "cannot be read: " in _refused(tmp_path / name)
 
 
@@ -178,16 +168,13 @@ def test_any_file_of_a_split_stands_for_all(tmp_path: Path, given: str) -> None:
     assert model_files(tmp_path / given) == tuple(paths)
 
 
-@pytest.mark.parametrize(
-    ("there", "says"),
-    [
-        (SPLIT[:2], "1 of 3 split files are missing, download them: m-00003-of-00003.gguf"),
-        (SPLIT[1:], "1 of 3 split files are missing, download them: m-00001-of-00003.gguf"),
-        (SPLIT[1:2], "2 of 3 split files are missing, download them: m-00001-of-00003.gguf, m-00003-of-00003.gguf"),
-        ((), "no such file"),
-    ],
+@cases(
+    (SPLIT[:2], "1 of 3 split files are missing, download them: m-00003-of-00003.gguf"),
+    (SPLIT[1:], "1 of 3 split files are missing, download them: m-00001-of-00003.gguf"),
+    (SPLIT[1:2], "2 of 3 split files are missing, download them: m-00001-of-00003.gguf, m-00003-of-00003.gguf"),
+    ((), "no such file"),
 )
-def test_missing_split_files(tmp_path: Path, there: tuple[str, ...], says: str) -> None:
+def test_missing_split_files(there: tuple[str, ...], says: str, tmp_path: Path) -> None:
     _files(tmp_path, *there)
     assert says in _refused(tmp_path / SPLIT[1])
 
@@ -204,17 +191,14 @@ def test_a_split_file_that_is_none(tmp_path: Path) -> None:
     assert f"{SPLIT[2]} is empty" in _refused(tmp_path / SPLIT[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "split"),
-    [
-        ("m-00001-of-00003.gguf", ("m", 1, 3)),
-        ("a-b-00003-of-00003.gguf", ("a-b", 3, 3)),
-        ("m-00001-of-00001.gguf", ("m", 1, 1)),
-        ("m-00004-of-00003.gguf", None),
-        ("m-00000-of-00003.gguf", None),
-        ("m-1-of-3.gguf", None),
-        ("m.gguf", None),
-    ],
+@cases(
+    ("m-00001-of-00003.gguf", ("m", 1, 3)),
+    ("a-b-00003-of-00003.gguf", ("a-b", 3, 3)),
+    ("m-00001-of-00001.gguf", ("m", 1, 1)),
+    ("m-00004-of-00003.gguf", None),
+    ("m-00000-of-00003.gguf", None),
+    ("m-1-of-3.gguf", None),
+    ("m.gguf", None),
 )
 def test_split_names(name: str, split: tuple[str, int, int] | None) -> None:
     assert split_name(Path("models") / name) == split

@@ -16,6 +16,7 @@ from fitter.output.arguments import arguments, check_line, command_line, shell_w
 from fitter.output.keywords import mapping
 from fitter.parameters.values import plain_pattern
 from fitter.planning.placing.host_flags import host_overrides
+from tests.support.cases import cases, named_cases
 from tests.support.plans import make_plan, shared_use
 
 SPILL = TensorBuftOverride("^blk.(1|2|3).ffn_(up|gate)_exps.weight$", "CPU")
@@ -102,7 +103,7 @@ FLAGS: dict[str, tuple[tuple[TensorBuftOverride, ...], str | None, str]] = {
 }
 
 
-@pytest.mark.parametrize(("overrides", "ggml", "words"), FLAGS.values(), ids=FLAGS)
+@cases(FLAGS)
 def test_flags_for_weights_on_the_host(overrides: tuple[TensorBuftOverride, ...], ggml: str | None, words: str) -> None:
     plan = make_plan(Params(n_ctx=4096, n_gpu_layers=33, tensor_buft_overrides=overrides))
     llama_cpp = None if ggml is None else LlamaCpp("1", ggml, "commit", "libllama.so", "key", "")
@@ -110,24 +111,24 @@ def test_flags_for_weights_on_the_host(overrides: tuple[TensorBuftOverride, ...]
 
 
 BOTH = ("CUDA0", "CUDA1")
-DEVICES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any], str]] = {
-    "llama.cpp's own": (BOTH, BOTH, {}, ""),
-    "the user's": (BOTH, (), {}, "-dev CUDA0,CUDA1 "),
-    "one of them": (BOTH[:1], BOTH, {}, "-dev CUDA0 "),
-    "in another order": (BOTH[::-1], BOTH, {}, "-dev CUDA1,CUDA0 "),
-    "none": ((), BOTH, {}, "-dev none "),
-    "none, where there is none": ((), (), {}, "-dev none "),
-    "split tensors, for which llama.cpp has another default": (
+
+
+@named_cases(
+    ("llama.cpp's own", BOTH, BOTH, {}, ""),
+    ("the user's", BOTH, (), {}, "-dev CUDA0,CUDA1 "),
+    ("one of them", BOTH[:1], BOTH, {}, "-dev CUDA0 "),
+    ("in another order", BOTH[::-1], BOTH, {}, "-dev CUDA1,CUDA0 "),
+    ("none", (), BOTH, {}, "-dev none "),
+    ("none, where there is none", (), (), {}, "-dev none "),
+    (
+        "split tensors, for which llama.cpp has another default",
         BOTH,
         BOTH,
         {"split_mode": "tensor"},
         "-dev CUDA0,CUDA1 ",
     ),
-    "one alone, counted by -mg": (BOTH, BOTH, {"split_mode": "none", "main_gpu": 1}, "-dev CUDA0,CUDA1 "),
-}
-
-
-@pytest.mark.parametrize(("used", "default", "params", "words"), DEVICES.values(), ids=DEVICES)
+    ("one alone, counted by -mg", BOTH, BOTH, {"split_mode": "none", "main_gpu": 1}, "-dev CUDA0,CUDA1 "),
+)
 def test_devices_that_llama_cpp_uses_by_itself(
     used: tuple[str, ...], default: tuple[str, ...], params: dict[str, Any], words: str
 ) -> None:
@@ -136,24 +137,24 @@ def test_devices_that_llama_cpp_uses_by_itself(
     assert args.startswith(f"-c 4096 {words}-ngl 33 ")
 
 
-DRAFTING: dict[str, tuple[list[tuple[str, ...]], str]] = {
-    "ngrams": ([("--spec-type", "ngram-mod")], "--spec-type ngram-mod"),
-    "ngrams of two kinds": (
+@named_cases(
+    ("ngrams", [("--spec-type", "ngram-mod")], "--spec-type ngram-mod"),
+    (
+        "ngrams of two kinds",
         [("--spec-type", "ngram-mod", "--spec-ngram-mod-n-max", "32"), ("--spec-type", "ngram-cache")],
         "--spec-type ngram-mod,ngram-cache --spec-ngram-mod-n-max 32",
     ),
-    "a draft model and ngrams": (
+    (
+        "a draft model and ngrams",
         [("-md", "d.gguf", "-devd", "none", "--spec-type", "draft-simple"), ("--spec-type", "ngram-mod")],
         "-md d.gguf -devd none --spec-type draft-simple,ngram-mod",
     ),
-    "adapters": (
+    (
+        "adapters",
         [("--lora", "a.gguf"), ("--lora-scaled", "b.gguf:0.5"), ("--lora", "c.gguf")],
         "--lora a.gguf,c.gguf --lora-scaled b.gguf:0.5",
     ),
-}
-
-
-@pytest.mark.parametrize(("beside", "expected"), DRAFTING.values(), ids=DRAFTING)
+)
 def test_lists_of_what_is_beside_the_model(beside: list[tuple[str, ...]], expected: str) -> None:
     uses = tuple(shared_use("beside", words) for words in beside)
     words = " ".join(arguments(replace(make_plan(), shared=uses)))
@@ -165,7 +166,7 @@ def test_one_device_needs_no_split() -> None:
     assert "-ts" not in arguments(plan)
 
 
-@pytest.mark.parametrize(("n_devices", "is_accepted"), [(15, True), (16, False)])
+@cases((15, True), (16, False))
 def test_llama_cpp_takes_a_split_over_fifteen_devices(n_devices: int, is_accepted: bool) -> None:
     names = [f"CUDA{i}" for i in range(n_devices)]
     plan = make_plan(Params(n_ctx=512, tensor_split=(2.0,) * n_devices), devices=names)
@@ -181,40 +182,34 @@ def test_sixteen_devices_with_the_last_one_unused_are_fifteen() -> None:
     assert ",".join(["2"] * 15) in arguments(plan)
 
 
-@pytest.mark.parametrize("pattern", ["a{1,2}", "a=b"])
+@cases("a{1,2}", "a=b")
 def test_a_pattern_that_llama_cpp_would_cut_is_refused(pattern: str) -> None:
     plan = make_plan(Params(n_ctx=512, tensor_buft_overrides=(TensorBuftOverride(pattern, "CPU"),)))
     with pytest.raises(UsageError, match=re.escape(pattern)):
         arguments(plan)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("^blk.(1|2).", "^blk.(1|2)."),
-        (r"blk\.1\.ffn", "blk[.]1[.]ffn"),
-        (r"blk\.\d+\.", "blk[.][0-9]+[.]"),
-        (r"[\.a]\.", r"[\.a][.]"),
-        (r"[0-9]\.x", "[0-9][.]x"),
-        (r"a\b", r"a\b"),
-        (r"\\", r"\\"),
-        ("a\\", "a\\"),
-    ],
+@cases(
+    ("^blk.(1|2).", "^blk.(1|2)."),
+    (r"blk\.1\.ffn", "blk[.]1[.]ffn"),
+    (r"blk\.\d+\.", "blk[.][0-9]+[.]"),
+    (r"[\.a]\.", r"[\.a][.]"),
+    (r"[0-9]\.x", "[0-9][.]x"),
+    (r"a\b", r"a\b"),
+    (r"\\", r"\\"),
+    ("a\\", "a\\"),
 )
 def test_plain_pattern(pattern: str, expected: str) -> None:
     assert plain_pattern(pattern) == expected
 
 
-@pytest.mark.parametrize(
-    ("argument", "is_safe"),
-    [
-        ("^blk.(1|2|3).ffn_(up|gate)_exps.weight$=CPU", True),
-        ("blk[.][0-9]+[.]ffn_.*_exps=CPU", True),
-        (r"a\b=CPU", False),
-        ("a b=CPU", False),
-        ("a'b=CPU", False),
-        ('a"b=CPU', False),
-    ],
+@cases(
+    ("^blk.(1|2|3).ffn_(up|gate)_exps.weight$=CPU", True),
+    ("blk[.][0-9]+[.]ffn_.*_exps=CPU", True),
+    (r"a\b=CPU", False),
+    ("a b=CPU", False),
+    ("a'b=CPU", False),
+    ('a"b=CPU', False),
 )
 def test_unsafe_arguments(argument: str, is_safe: bool) -> None:
     assert unsafe_arguments(["-ot", argument]) == ([] if is_safe else [argument])
@@ -223,7 +218,7 @@ def test_unsafe_arguments(argument: str, is_safe: bool) -> None:
 LINE = ["-c", "4096", "-ot", "^blk.(1|2|3).ffn_(up|gate)_exps.weight$=CPU,blk[.][0-9]+[.]ffn_.*_exps=CUDA0"]
 
 
-@pytest.mark.parametrize("shell", ["bash", "sh"])
+@cases("bash", "sh")
 def test_the_plain_line_survives_command_substitution(shell: str, tmp_path: Path) -> None:
     script = "printf '%s\\n' $(printf '%s\\n' \"$LINE\")"
     environment = {**os.environ, "LINE": command_line(LINE, quoted=False)}
@@ -253,42 +248,36 @@ def _lines(command: list[str], directory: Path, environment: dict[str, str]) -> 
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("word", "quoted"),
-    [
-        ("-c", "-c"),
-        ("exps=CPU", "'exps=CPU'"),
-        ("/a/b-1.0,c:2+3_4", "/a/b-1.0,c:2+3_4"),
-        ("", "''"),
-        ("a b", "'a b'"),
-        ("$(touch x)", "'$(touch x)'"),
-        ("=ls", "'=ls'"),
-        ("it's", r"'it'\''s'"),
-        (r"blk\.1", r"'blk'\\'.1'"),
-        ("é", "'é'"),
-    ],
+@cases(
+    ("-c", "-c"),
+    ("exps=CPU", "'exps=CPU'"),
+    ("/a/b-1.0,c:2+3_4", "/a/b-1.0,c:2+3_4"),
+    ("", "''"),
+    ("a b", "'a b'"),
+    ("$(touch x)", "'$(touch x)'"),
+    ("=ls", "'=ls'"),
+    ("it's", r"'it'\''s'"),
+    (r"blk\.1", r"'blk'\\'.1'"),
+    ("é", "'é'"),
 )
 def test_a_word_for_eval(word: str, quoted: str) -> None:
     assert shell_word(word) == quoted
     assert shlex.split(quoted) == [word]
 
 
-@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31m", "a\u202eb", "a\udcffb"])
+@cases("a\nb", "a\x1b[31m", "a\u202eb", "a\udcffb")
 def test_what_no_line_can_have(name: str) -> None:
     with pytest.raises(PlanError, match="control characters") as caught:
         check_line(["-md", name])
     assert str(caught.value).isprintable()
 
 
-BUILDS = {
-    "the newest that is known": (None, "-lm none"),
-    "of today": ("0.25.3", "-lm none"),
-    "the first with it": ("0.19.0", "-lm none"),
-    "an older one": ("0.18.9", "--no-mmap"),
-}
-
-
-@pytest.mark.parametrize(("ggml", "words"), BUILDS.values(), ids=BUILDS)
+@named_cases(
+    ("the newest that is known", None, "-lm none"),
+    ("of today", "0.25.3", "-lm none"),
+    ("the first with it", "0.19.0", "-lm none"),
+    ("an older one", "0.18.9", "--no-mmap"),
+)
 def test_a_file_that_must_not_be_mapped(ggml: str | None, words: str) -> None:
     llama_cpp = None if ggml is None else LlamaCpp("1", ggml, "commit", "libllama.so", "key", "")
     plan = replace(make_plan(), llama_cpp=llama_cpp)

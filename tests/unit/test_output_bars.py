@@ -9,6 +9,7 @@ import pytest
 
 from fitter.output.pictures.bars import bars_svg
 from fitter.output.pictures.drawing import NARROW, WIDE
+from tests.support.cases import cases, named_cases
 
 GIB = 2**30
 SVG = "{http://www.w3.org/2000/svg}"
@@ -42,40 +43,37 @@ def bars(devices: list[dict[str, Any]], host: dict[str, Any]) -> list[list[tuple
     return [row for row in rows if row]
 
 
-@pytest.mark.parametrize(
-    ("card", "host", "expected"),
-    [
-        pytest.param(
-            CARD,
-            HOST,
-            [
-                {"model": 12, "context": 4, "compute": 2, "margin": 1, "left": 4, "taken": 1},
-                {"model": 12, "margin": 1, "left": 35},
-            ],
-            id="a card and the host, by the larger one's scale",
-        ),
-        pytest.param(
-            {**CARD, "shared": 2 * GIB, "used": 20 * GIB, "left": 3 * GIB},
-            UNLIMITED,
-            [{"model": 12, "context": 4, "compute": 2, "shared": 2, "margin": 1, "left": 2, "taken": 1}, {"model": 12}],
-            id="a host without a limit ends with what is used",
-        ),
-        pytest.param(
-            CARD,
-            LATER,
-            [
-                {"model": 12, "context": 4, "compute": 2, "margin": 1, "left": 4, "taken": 1},
-                {"model": 12, "later": 6, "margin": 1, "left": 29},
-            ],
-            id="what is taken later",
-        ),
-        pytest.param(
-            {**CARD, "left": GIB // 2},
-            UNLIMITED,
-            [{"model": 12, "context": 4, "compute": 2, "margin": 0.5, "taken": 1}, {"model": 12}],
-            id="less left than the margin is all of it margin",
-        ),
-    ],
+@named_cases(
+    (
+        "a card and the host, by the larger one's scale",
+        CARD,
+        HOST,
+        [
+            {"model": 12, "context": 4, "compute": 2, "margin": 1, "left": 4, "taken": 1},
+            {"model": 12, "margin": 1, "left": 35},
+        ],
+    ),
+    (
+        "a host without a limit ends with what is used",
+        {**CARD, "shared": 2 * GIB, "used": 20 * GIB, "left": 3 * GIB},
+        UNLIMITED,
+        [{"model": 12, "context": 4, "compute": 2, "shared": 2, "margin": 1, "left": 2, "taken": 1}, {"model": 12}],
+    ),
+    (
+        "what is taken later",
+        CARD,
+        LATER,
+        [
+            {"model": 12, "context": 4, "compute": 2, "margin": 1, "left": 4, "taken": 1},
+            {"model": 12, "later": 6, "margin": 1, "left": 29},
+        ],
+    ),
+    (
+        "less left than the margin is all of it margin",
+        {**CARD, "left": GIB // 2},
+        UNLIMITED,
+        [{"model": 12, "context": 4, "compute": 2, "margin": 0.5, "taken": 1}, {"model": 12}],
+    ),
 )
 def test_bars(card: dict[str, Any], host: dict[str, Any], expected: list[dict[str, float]]) -> None:
     drawn = bars([card], host)
@@ -95,7 +93,7 @@ def test_a_far_larger_host_has_a_scale_of_its_own() -> None:
     assert "a scale of its own" not in bars_svg({"devices": [CARD], "host": HOST})
 
 
-@pytest.mark.parametrize("width", [WIDE, NARROW])
+@cases((WIDE,), (NARROW,))
 def test_what_does_not_fit_stays_in_the_picture(width: int) -> None:
     problems = [{"device": "CUDA0", "missing": 14 * GIB, "message": "CUDA0 lacks 14336 MiB"}]
     plan = {"devices": [TOO_LARGE], "host": {**UNLIMITED, "name": "host"}, "problems": problems}
@@ -158,13 +156,10 @@ def test_a_pool_that_is_too_full_says_so() -> None:
     assert drawn.count("lacks 2.0 GiB") == 1 and drawn.count('class="limit"') == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "beside", "above"),
-    [
-        ("ROCm0+host", "ROCm0+host", "a card"),
-        ("Vulkan0+host", "Vulkan0+host", "a card"),
-        ("RPC0[10.0.0.1]", "RPC0[10.0.0.…", "RPC0[10.0.0.1] · a card"),
-    ],
+@cases(
+    ("ROCm0+host", "ROCm0+host", "a card"),
+    ("Vulkan0+host", "Vulkan0+host", "a card"),
+    ("RPC0[10.0.0.1]", "RPC0[10.0.0.…", "RPC0[10.0.0.1] · a card"),
 )
 def test_a_long_name_is_whole_above_its_bar(name: str, beside: str, above: str) -> None:
     root = ElementTree.fromstring(bars_svg({"devices": [{**CARD, "name": name}], "host": HOST}))

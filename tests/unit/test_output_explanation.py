@@ -6,8 +6,6 @@ import io
 import json
 import math
 
-import pytest
-
 from fitter.output.documents.plan_document import to_dict
 from fitter.output.tables import plan_table
 from fitter.output.tables.explanation import default_speeds, explain_lines, explanation, far_lines
@@ -16,6 +14,7 @@ from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.pricing.pricing import SpeedSource
 from fitter.planning.speed.cost import Part
 from fitter.planning.speed.explain import Bound, Choice, Reason
+from tests.support.cases import cases, named_cases
 from tests.support.plans import make_plan, make_price
 
 PRICE = make_price(prompt=1000, generation=10)
@@ -42,76 +41,64 @@ def test_fewer_parts_are_all_there_are() -> None:
     assert explain_lines(PRICE) == ["prompt: 2.05 s", "generation: 51.2 s"]
 
 
-@pytest.mark.parametrize(
-    ("choice", "line"),
-    [
-        (Choice(WEIGHTS, FEED_FORWARD, 12.5), f"{WEIGHTS}: {FEED_FORWARD} (12.5 s)"),
-        (
-            Choice(WEIGHTS, FEED_FORWARD, 12.5, "whole layers"),
-            f"{WEIGHTS}: {FEED_FORWARD} (12.5 s); runner-up: whole layers",
-        ),
-        (
-            Choice(WEIGHTS, FEED_FORWARD, 12.5, "whole layers", 25.0),
-            f"{WEIGHTS}: {FEED_FORWARD} (12.5 s); runner-up: whole layers (25 s: +12.5 s, +100.0 %)",
-        ),
-        (
-            Choice("context", "131072", 12.5, "65536", 12.0),
-            "context: 131072 (12.5 s); runner-up: 65536 (12 s: -0.5 s, -4.0 %)",
-        ),
-        (
-            Choice("devices", "CUDA0", 2.0, "both", 2.0004),
-            "devices: CUDA0 (2 s); runner-up: both (2 s: +0.4 ms, +0.0 %)",
-        ),
-        (Choice("devices", "CUDA0", 0.0, "both", 0.5), "devices: CUDA0 (0 s); runner-up: both (0.5 s: +0.5 s)"),
-    ],
+@cases(
+    (Choice(WEIGHTS, FEED_FORWARD, 12.5), f"{WEIGHTS}: {FEED_FORWARD} (12.5 s)"),
+    (
+        Choice(WEIGHTS, FEED_FORWARD, 12.5, "whole layers"),
+        f"{WEIGHTS}: {FEED_FORWARD} (12.5 s); runner-up: whole layers",
+    ),
+    (
+        Choice(WEIGHTS, FEED_FORWARD, 12.5, "whole layers", 25.0),
+        f"{WEIGHTS}: {FEED_FORWARD} (12.5 s); runner-up: whole layers (25 s: +12.5 s, +100.0 %)",
+    ),
+    (
+        Choice("context", "131072", 12.5, "65536", 12.0),
+        "context: 131072 (12.5 s); runner-up: 65536 (12 s: -0.5 s, -4.0 %)",
+    ),
+    (Choice("devices", "CUDA0", 2.0, "both", 2.0004), "devices: CUDA0 (2 s); runner-up: both (2 s: +0.4 ms, +0.0 %)"),
+    (Choice("devices", "CUDA0", 0.0, "both", 0.5), "devices: CUDA0 (0 s); runner-up: both (0.5 s: +0.5 s)"),
 )
 def test_a_choice(choice: Choice, line: str) -> None:
     assert explain_lines(PRICE, [choice])[2:] == [line]
 
 
-@pytest.mark.parametrize(
-    ("bound", "line"),
-    [
-        (Bound(PRICE.seconds / 1.031), "at most 3.1 % more than the best placement of these tensors could, by"),
-        (Bound(PRICE.seconds / 1.03101), "at most 3.2 % more than"),
-        (Bound(PRICE.seconds), "at most 0.0 % more than"),
-        (Bound(PRICE.seconds * (1 + 1e-12)), "at most 0.0 % more than"),
-        (Bound(PRICE.seconds / 1.5, "the best context"), "at most 50.0 % more than the best context"),
-        # of generation alone, which is what was asked for
-        (Bound(40.0, "the best", reached=50.0), "lower bound: 40 s; this plan takes at most 25.0 % more than the best"),
-    ],
+@cases(
+    (Bound(PRICE.seconds / 1.031), "at most 3.1 % more than the best placement of these tensors could, by"),
+    (Bound(PRICE.seconds / 1.03101), "at most 3.2 % more than"),
+    (Bound(PRICE.seconds), "at most 0.0 % more than"),
+    (Bound(PRICE.seconds * (1 + 1e-12)), "at most 0.0 % more than"),
+    (Bound(PRICE.seconds / 1.5, "the best context"), "at most 50.0 % more than the best context"),
+    # of generation alone, which is what was asked for
+    (Bound(40.0, "the best", reached=50.0), "lower bound: 40 s; this plan takes at most 25.0 % more than the best"),
 )
 def test_the_proven_distance(bound: Bound, line: str) -> None:
     (said,) = explain_lines(PRICE, (), bound)[2:]
     assert line in said
 
 
-@pytest.mark.parametrize(
-    ("bound", "lines"),
-    [
-        pytest.param(None, [], id="no-bound"),
-        pytest.param(Bound(10.0, reached=15.0), [], id="near"),
-        pytest.param(Bound(10.0, reached=15.1), ["1.5 times the lower bound of 10 s for any placement"], id="far"),
-        pytest.param(Bound(10.0), [], id="nothing-reached"),
-        pytest.param(
-            Bound(
-                10.0,
-                reached=40.0,
-                reasons=(
-                    Reason("context", 12.0, 3 * 2**30),
-                    Reason("compute", 20.0, 2**31, ("CUDA0", "CUDA1")),
-                    Reason("whole", 40.0),
-                ),
+@named_cases(
+    ("no-bound", None, []),
+    ("near", Bound(10.0, reached=15.0), []),
+    ("far", Bound(10.0, reached=15.1), ["1.5 times the lower bound of 10 s for any placement"]),
+    ("nothing-reached", Bound(10.0), []),
+    (
+        "why",
+        Bound(
+            10.0,
+            reached=40.0,
+            reasons=(
+                Reason("context", 12.0, 3 * 2**30),
+                Reason("compute", 20.0, 2**31, ("CUDA0", "CUDA1")),
+                Reason("whole", 40.0),
             ),
-            [
-                "4.0 times the lower bound of 10 s for any placement, because of "
-                "3.0 GiB of cache for this context, which raises it to 12 s (a smaller -c takes less); "
-                "2.0 GiB of compute buffers, which raise it to 20 s (CUDA0 and CUDA1 have no room for them); "
-                "the rest, since layers and tensors cannot be divided and each device takes consecutive layers"
-            ],
-            id="why",
         ),
-    ],
+        [
+            "4.0 times the lower bound of 10 s for any placement, because of "
+            "3.0 GiB of cache for this context, which raises it to 12 s (a smaller -c takes less); "
+            "2.0 GiB of compute buffers, which raise it to 20 s (CUDA0 and CUDA1 have no room for them); "
+            "the rest, since layers and tensors cannot be divided and each device takes consecutive layers"
+        ],
+    ),
 )
 def test_what_keeps_a_plan_from_its_bound(bound: Bound | None, lines: list[str]) -> None:
     assert far_lines(bound) == lines
@@ -120,7 +107,7 @@ def test_what_keeps_a_plan_from_its_bound(bound: Bound | None, lines: list[str])
     assert all(line in shown for line in lines) and ("for any placement" in shown) is bool(lines)
 
 
-@pytest.mark.parametrize("seconds", [0.0, math.inf])
+@cases(0.0, math.inf)
 def test_nothing_is_proven_by_a_bound_of(seconds: float) -> None:
     assert Bound(seconds).distance(1.0) is None
     assert "%" not in explain_lines(PRICE, (), Bound(seconds))[2]
@@ -185,18 +172,15 @@ def test_json() -> None:
     assert list(document).index("explanation") == list(document).index("estimate") + 3
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (12345.6, "12,300 s"),
-        (100.0, "100 s"),
-        (99.94, "99.9 s"),
-        (1.0, "1 s"),
-        (0.1, "0.1 s"),
-        (0.0999, "99.9 ms"),
-        (0.0000521, "0.0521 ms"),
-        (0.0, "0 s"),
-    ],
+@cases(
+    (12345.6, "12,300 s"),
+    (100.0, "100 s"),
+    (99.94, "99.9 s"),
+    (1.0, "1 s"),
+    (0.1, "0.1 s"),
+    (0.0999, "99.9 ms"),
+    (0.0000521, "0.0521 ms"),
+    (0.0, "0 s"),
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -16,6 +16,7 @@ from fitter.output.documents.document import dumps
 from fitter.output.pages.exploration_page import exploration_page
 from fitter.planning.tables.exploration import marked
 from fitter.text import printable
+from tests.support.cases import named_cases
 
 GIB = 2**30
 HOSTILE = "</script><script>alert(1)</script>\"'&\u202e\x1b"
@@ -179,15 +180,12 @@ def test_answers(name: str) -> None:
     assert f"8k context at 20 t/s: {does}</p>" in page
 
 
-@pytest.mark.parametrize(
-    ("cells", "charts"),
-    [
-        pytest.param(CELLS, 1, id="two points"),
-        pytest.param(CELLS[:1], 0, id="one point is no front"),
-        pytest.param([replace(each, model=f"{i}") for i in range(12) for each in CELLS], 12, id="twelve models"),
-        pytest.param([replace(each, model=f"{i}") for i in range(13) for each in CELLS], 0, id="thirteen are too many"),
-        pytest.param([replace(each, memory=0) for each in CELLS], 1, id="machines without a GPU"),
-    ],
+@named_cases(
+    ("two points", CELLS, 1),
+    ("one point is no front", CELLS[:1], 0),
+    ("twelve models", [replace(each, model=f"{i}") for i in range(12) for each in CELLS], 12),
+    ("thirteen are too many", [replace(each, model=f"{i}") for i in range(13) for each in CELLS], 0),
+    ("machines without a GPU", [replace(each, memory=0) for each in CELLS], 1),
 )
 def test_charts_of_the_front(cells: list[ExploredCell], charts: int) -> None:
     page = exploration_page(explored(*cells).to_dict())

@@ -23,6 +23,7 @@ from fitter.planning.plan.plan import Plan, Problem
 from fitter.programs.later import Later
 from fitter.programs.llama_server.text import section
 from tests.formats import ik_llama, modelfile
+from tests.support.cases import cases
 from tests.support.plans import make_plan, render, shared_use
 
 FOR_PODS = ("kubernetes", "llmkube")
@@ -52,23 +53,20 @@ def test_a_preset() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("/models/model.gguf", "model"),
-        ("/models/Model 8B.gguf", "Model-8B"),
-        ("/models/big-00001-of-00003.gguf", "big"),
-        ("/models/a:b]c*.gguf", "a-b-c-"),
-        ("/models/modèle.gguf", "modèle"),
-        ("/models/*.gguf", "-"),
-        ("/models/.gguf", "model"),
-    ],
+@cases(
+    ("/models/model.gguf", "model"),
+    ("/models/Model 8B.gguf", "Model-8B"),
+    ("/models/big-00001-of-00003.gguf", "big"),
+    ("/models/a:b]c*.gguf", "a-b-c-"),
+    ("/models/modèle.gguf", "modèle"),
+    ("/models/*.gguf", "-"),
+    ("/models/.gguf", "model"),
 )
 def test_a_presets_name(path: str, expected: str) -> None:
     assert section(path) == expected
 
 
-@pytest.mark.parametrize("path", ["/a;b/m.gguf", "/a#b/m.gguf", "/a\nb/m.gguf", "/a/m.gguf "])
+@cases("/a;b/m.gguf", "/a#b/m.gguf", "/a\nb/m.gguf", "/a/m.gguf ")
 def test_what_a_preset_would_cut_off_is_refused(path: str) -> None:
     with pytest.raises(PlanError, match="cannot be the model in a llama-server preset"):
         render(plan_at(path), "ini")
@@ -95,12 +93,9 @@ def test_an_environment_file_without_quotes_needs_no_comment() -> None:
     assert len(lines) > 5 and all(re.fullmatch(r"LLAMA_ARG_[A-Z_]+=[^'\" ]+", line) for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("path", "params", "message"),
-    [
-        ("/model.gguf", {"op_offload": False}, "no environment variable for --no-op-offload, which this plan needs"),
-        ("/a\nb.gguf", {}, "LLAMA_ARG_MODEL cannot be on one line"),
-    ],
+@cases(
+    ("/model.gguf", {"op_offload": False}, "no environment variable for --no-op-offload, which this plan needs"),
+    ("/a\nb.gguf", {}, "LLAMA_ARG_MODEL cannot be on one line"),
 )
 def test_what_no_environment_file_can_say(path: str, params: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=message):
@@ -113,41 +108,35 @@ def test_a_path_is_whole_wherever_the_file_is_read(tmp_path: Any, monkeypatch: p
         assert str(tmp_path / "model.gguf") in render(plan_at("model.gguf"), name)
 
 
-@pytest.mark.parametrize(
-    ("params", "resolved", "expected"),
-    [
-        ({}, True, "-c 4096 -ngl 999 -np 1 -fa on"),
-        ({}, False, "-c 4096 -ngl 999 -np 1 -fa off"),
-        ({}, None, "-c 4096 -ngl 999 -np 1 -fa auto"),
-        ({"flash_attn": "off"}, None, "-c 4096 -ngl 999 -np 1 -fa off"),
-        ({"n_gpu_layers": -1}, True, "-c 4096 -ngl 999 -np 1 -fa on"),
-        ({"devices": ()}, True, "-c 4096 -dev none -ngl 999 -np 1 -fa on"),
-        ({"devices": ("CUDA1", "Vulkan0", "ROCm0")}, True, "-c 4096 -dev CUDA1,Vulkan0,ROCm0 -ngl 999 -np 1 -fa on"),
-        ({"op_offload": False}, True, "-c 4096 -ngl 999 -op -1,0 -np 1 -fa on"),
-        ({"n_seq_max": 4}, True, "-c 4096 -ngl 999 -np 4 -fa on"),
-        ({"swa_full": True}, True, "-c 4096 -ngl 999 -np 1 -fa on"),
-        ({"n_gpu_layers": 0}, True, "-c 4096 -ngl 0 -np 1 -fa on"),
-        (
-            {"n_gpu_layers": 20, "tensor_split": (12.0, 8.0), "devices": ("CUDA1", "CUDA0")},
-            True,
-            "-c 4096 -dev CUDA1,CUDA0 -ngl 19 -ts 12,8 -np 1 -ot ^output=CUDA1 -fa on",
-        ),
-        ({"split_mode": "none", "main_gpu": 1}, True, "-c 4096 -ngl 999 -sm none -mg 1 -np 1 -fa on"),
-    ],
+@cases(
+    ({}, True, "-c 4096 -ngl 999 -np 1 -fa on"),
+    ({}, False, "-c 4096 -ngl 999 -np 1 -fa off"),
+    ({}, None, "-c 4096 -ngl 999 -np 1 -fa auto"),
+    ({"flash_attn": "off"}, None, "-c 4096 -ngl 999 -np 1 -fa off"),
+    ({"n_gpu_layers": -1}, True, "-c 4096 -ngl 999 -np 1 -fa on"),
+    ({"devices": ()}, True, "-c 4096 -dev none -ngl 999 -np 1 -fa on"),
+    ({"devices": ("CUDA1", "Vulkan0", "ROCm0")}, True, "-c 4096 -dev CUDA1,Vulkan0,ROCm0 -ngl 999 -np 1 -fa on"),
+    ({"op_offload": False}, True, "-c 4096 -ngl 999 -op -1,0 -np 1 -fa on"),
+    ({"n_seq_max": 4}, True, "-c 4096 -ngl 999 -np 4 -fa on"),
+    ({"swa_full": True}, True, "-c 4096 -ngl 999 -np 1 -fa on"),
+    ({"n_gpu_layers": 0}, True, "-c 4096 -ngl 0 -np 1 -fa on"),
+    (
+        {"n_gpu_layers": 20, "tensor_split": (12.0, 8.0), "devices": ("CUDA1", "CUDA0")},
+        True,
+        "-c 4096 -dev CUDA1,CUDA0 -ngl 19 -ts 12,8 -np 1 -ot ^output=CUDA1 -fa on",
+    ),
+    ({"split_mode": "none", "main_gpu": 1}, True, "-c 4096 -ngl 999 -sm none -mg 1 -np 1 -fa on"),
 )
 def test_ik_llama(params: dict[str, Any], resolved: bool | None, expected: str) -> None:
     plan = make_plan(Params(**{"n_ctx": 4096, "n_gpu_layers": 33, **params}), flash_attn=resolved)
     assert render(plan, "ik_llama") == expected
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"moe_cache_size": 1 << 30}, "no option like llama.cpp's --moe-cache-mib, which this plan needs"),
-        ({"n_gpu_layers": 1}, "ik_llama.cpp has no -ngl for the output alone, which is 1 in llama.cpp"),
-        ({"devices": ("MTL0",)}, "ik_llama.cpp has no device called MTL0"),
-        ({"devices": ("CUDA0", "RPC0")}, "ik_llama.cpp has no device called RPC0"),
-    ],
+@cases(
+    ({"moe_cache_size": 1 << 30}, "no option like llama.cpp's --moe-cache-mib, which this plan needs"),
+    ({"n_gpu_layers": 1}, "ik_llama.cpp has no -ngl for the output alone, which is 1 in llama.cpp"),
+    ({"devices": ("MTL0",)}, "ik_llama.cpp has no device called MTL0"),
+    ({"devices": ("CUDA0", "RPC0")}, "ik_llama.cpp has no device called RPC0"),
 )
 def test_what_ik_llama_cannot_be_told(params: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=re.escape(message)):
@@ -177,7 +166,7 @@ OF_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "expected"), OF_OTHERS.values(), ids=OF_OTHERS)
+@cases(OF_OTHERS)
 def test_what_stands_beside_a_model_for_ik_llama(arguments: tuple[str, ...], expected: str) -> None:
     plan = make_plan(Params.of({"n_ctx": 4096, "n_gpu_layers": 33, "cache_ram": 0, "ctx_checkpoints": 2}))
     text = render(replace(plan, shared=(shared_use("draft", arguments),)), "ik_llama")
@@ -185,13 +174,10 @@ def test_what_stands_beside_a_model_for_ik_llama(arguments: tuple[str, ...], exp
     ik_llama.parse(text.split())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("-md", "d.gguf", "-devd", "CUDA0,CUDA1"), "ik_llama.cpp splits a draft model by bytes"),
-        (("--mmproj", "p.gguf", "-mmdev", "CUDA1"), "on the first device, or on the host, and this plan on CUDA1"),
-        (("-md", "d.gguf", "-ts", "1,1"), "no -ts of its own is known for this plan"),
-    ],
+@cases(
+    (("-md", "d.gguf", "-devd", "CUDA0,CUDA1"), "ik_llama.cpp splits a draft model by bytes"),
+    (("--mmproj", "p.gguf", "-mmdev", "CUDA1"), "on the first device, or on the host, and this plan on CUDA1"),
+    (("-md", "d.gguf", "-ts", "1,1"), "no -ts of its own is known for this plan"),
 )
 def test_what_no_words_of_ik_llama_place(arguments: tuple[str, ...], message: str) -> None:
     plan = replace(make_plan(), shared=(shared_use("draft", arguments),))
@@ -286,7 +272,7 @@ def test_a_comma_is_a_part_of_a_path_that_llama_cpp_does_not_split(
     assert re.findall(r'source: "(.*)"', text) in ([], ["/models/model.gguf", f"{tmp_path}/{file}"])
 
 
-@pytest.mark.parametrize("name", ["ini", "env", "llama-swap", "compose"])
+@cases("ini", "env", "llama-swap", "compose")
 def test_a_directory_with_a_comma_is_refused_where_llama_cpp_splits(
     name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ import math
 from dataclasses import replace
 
 import jsonschema
-import pytest
 
 from fitter.llama.types import Array, DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.gpu_catalogue import CatalogueGpu, Sources
@@ -18,6 +17,7 @@ from fitter.output.documents.plan_document import to_dict
 from fitter.planning.plan.plan import Alternative, Problem
 from fitter.planning.speed.cost import Workload
 from tests.support.answers import CALIBRATION, INSPECTION
+from tests.support.cases import cases
 from tests.support.plans import GIB, MIB, make_plan, make_price
 from tools.docs.of_json import DOCUMENTS, keys, printed
 from tools.docs.of_json import document as document_schema
@@ -279,7 +279,7 @@ def test_calibration() -> None:
     assert (exact["exact"], exact["stored"]) == (True, None)
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@cases(math.nan, math.inf, -math.inf)
 def test_json_has_no_such_numbers(number: float) -> None:
     metadata = {"a": number, "a.list": Array("f32", 2, (1.0, number))}
     document = INSPECTION_DOCUMENT.write(replace(INSPECTION, metadata=metadata))

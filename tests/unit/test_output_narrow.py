@@ -21,6 +21,7 @@ from fitter.planning.tables.repository_rows import Repository, RepositoryFile
 from fitter.regression import check_report
 from fitter.regression.compare import Move
 from tests.support.answers import CALIBRATION, INSPECTION, Terminal
+from tests.support.cases import cases
 from tests.support.plans import MIB, make_plan
 
 CARDS = ("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4090", "AMD Radeon RX 7900 XTX (RADV NAVI31)")
@@ -45,63 +46,57 @@ def shown(what: object, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str
     return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).splitlines()
 
 
-@pytest.mark.parametrize(
-    ("description", "short"),
-    [
-        ("NVIDIA GeForce RTX 3090", "RTX 3090"),
-        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000"),
-        ("NVIDIA H100 80GB HBM3", "H100 80GB HBM3"),
-        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
-        ("AMD Radeon RX 7900 XTX (RADV NAVI31)", "RX 7900 XTX"),
-        ("AMD Radeon Graphics", "AMD Radeon Graphics"),
-        ("Intel(R) Arc(TM) A770 Graphics (DG2)", "Arc A770"),
-        ("Intel(R) Core(TM) i7-9700 CPU @ 3.00GHz", "Core i7-9700"),
-        ("AMD EPYC 7763 64-Core Processor", "EPYC 7763"),
-        ("virtual CUDA GPU", "virtual CUDA GPU"),
-        ("10.0.0.1:50052", "10.0.0.1:50052"),
-        ("", ""),
-        ("x" * 30, "x" * 23 + "…"),
-    ],
+@cases(
+    ("NVIDIA GeForce RTX 3090", "RTX 3090"),
+    ("NVIDIA RTX 6000 Ada Generation", "RTX 6000"),
+    ("NVIDIA H100 80GB HBM3", "H100 80GB HBM3"),
+    ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+    ("AMD Radeon RX 7900 XTX (RADV NAVI31)", "RX 7900 XTX"),
+    ("AMD Radeon Graphics", "AMD Radeon Graphics"),
+    ("Intel(R) Arc(TM) A770 Graphics (DG2)", "Arc A770"),
+    ("Intel(R) Core(TM) i7-9700 CPU @ 3.00GHz", "Core i7-9700"),
+    ("AMD EPYC 7763 64-Core Processor", "EPYC 7763"),
+    ("virtual CUDA GPU", "virtual CUDA GPU"),
+    ("10.0.0.1:50052", "10.0.0.1:50052"),
+    ("", ""),
+    ("x" * 30, "x" * 23 + "…"),
 )
 def test_short_names(description: str, short: str) -> None:
     assert short_name(description) == short
 
 
-@pytest.mark.parametrize(
-    ("width", "header", "row", "described"),
-    [
-        (
-            200,
-            "MiB      total     free  model  context  compute   used     left  margin",
-            "CUDA0    24268    23900  20111      256      100  20467     3433    1024  NVIDIA GeForce RTX 3090",
-            False,
-        ),
-        (
-            86,
-            "MiB      total     free  model  context  compute   used     left  margin",
-            "CUDA0    24268    23900  20111      256      100  20467     3433    1024  RTX 3090",
-            False,
-        ),
-        (
-            80,
-            "MiB       free  model  context  compute   used     left  margin",
-            "CUDA0    23900  20111      256      100  20467     3433    1024  RTX 3090",
-            False,
-        ),
-        (
-            66,
-            "MiB       free  model  context  compute   used     left  margin",
-            "CUDA0    23900  20111      256      100  20467     3433    1024",
-            True,
-        ),
-        (
-            60,
-            "MiB       free  model  context  compute   used     left",
-            "CUDA0    23900  20111      256      100  20467     3433",
-            True,
-        ),
-        (40, "MiB       free   used     left", "CUDA0    23900  20467     3433", True),
-    ],
+@cases(
+    (
+        200,
+        "MiB      total     free  model  context  compute   used     left  margin",
+        "CUDA0    24268    23900  20111      256      100  20467     3433    1024  NVIDIA GeForce RTX 3090",
+        False,
+    ),
+    (
+        86,
+        "MiB      total     free  model  context  compute   used     left  margin",
+        "CUDA0    24268    23900  20111      256      100  20467     3433    1024  RTX 3090",
+        False,
+    ),
+    (
+        80,
+        "MiB       free  model  context  compute   used     left  margin",
+        "CUDA0    23900  20111      256      100  20467     3433    1024  RTX 3090",
+        False,
+    ),
+    (
+        66,
+        "MiB       free  model  context  compute   used     left  margin",
+        "CUDA0    23900  20111      256      100  20467     3433    1024",
+        True,
+    ),
+    (
+        60,
+        "MiB       free  model  context  compute   used     left",
+        "CUDA0    23900  20111      256      100  20467     3433",
+        True,
+    ),
+    (40, "MiB       free   used     left", "CUDA0    23900  20467     3433", True),
 )
 def test_one_device(width: int, header: str, row: str, described: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line.strip() for line in shown(plan_table.plan_table(plan_on(1)), width, monkeypatch)]
@@ -145,7 +140,7 @@ def test_what_a_move_means_is_never_lost(monkeypatch: pytest.MonkeyPatch) -> Non
         assert " ".join(words).endswith("beyond max_growth of 1 %")
 
 
-@pytest.mark.parametrize("width", [39, 20, 1])
+@cases(39, 20, 1)
 def test_below_40_columns_one_line_says_so(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(plan_table.plan_table(plan_on(8)), width, monkeypatch) == [
         f"fitter: the table needs 40 columns, but this terminal has {width}: widen it, or use --json"
@@ -229,7 +224,7 @@ def test_what_many_rows_share_becomes_a_heading(monkeypatch: pytest.MonkeyPatch)
     assert whole[1].split()[:2] == ["deepseek-r1-distill-llama-70b", "rtx-4090"]
 
 
-@pytest.mark.parametrize("width", [80, 60])
+@cases(80, 60)
 def test_no_file_type_is_broken(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan()
     names = ("Q2_K_S", "MXFP4_MOE", "IQ3_XXS")
@@ -239,7 +234,7 @@ def test_no_file_type_is_broken(width: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert set(names) <= set(words) and words.count("123456") == words.count("131072") == 3
 
 
-@pytest.mark.parametrize("width", [80, 60])
+@cases(80, 60)
 def test_no_file_of_a_repository_is_broken(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan()
     names = ("a.gguf", "sub/Meta-Llama-3.1-8B-Instruct-abliterated-Q4_K_M.gguf")

@@ -35,6 +35,7 @@ from fitter.planning.plan.real_load import with_real_load
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.planning.speed.cost import Part
 from fitter.planning.speed.explain import Bound, Choice
+from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, for_format, make_plan, make_price, reserving
 
 ENDING = "</script><!--<script>"
@@ -166,9 +167,8 @@ def test_what_was_chosen_over_what() -> None:
     assert "Lower bound: 10 s; this plan takes at most 40.0 % more than the best could." in page
 
 
-@pytest.mark.parametrize(
-    ("full", "note"),
-    [(30.04, "tokens/s, estimated; 30 at 4,096 tokens"), (38.02, "tokens/s, estimated"), (None, "tokens/s, estimated")],
+@cases(
+    (30.04, "tokens/s, estimated; 30 at 4,096 tokens"), (38.02, "tokens/s, estimated"), (None, "tokens/s, estimated")
 )
 def test_the_speed_with_a_full_context(full: float | None, note: str) -> None:
     plan = make_plan(estimate=make_price(full=full))
@@ -193,7 +193,7 @@ def test_invisible_characters_are_not_there_to_copy() -> None:
     assert 'id="text-args"' in page
 
 
-@pytest.mark.parametrize(("less", "said"), [(MIB, True), (MIB - 1, False), (0, False)])
+@cases((MIB, True), (MIB - 1, False), (0, False))
 def test_what_the_processor_packs_is_said(less: int, said: bool) -> None:
     plan = make_plan()
     cell = MapCell("experts", 0, ((HOST_NAME, plan.host.model + plan.host.context - less),))
@@ -226,14 +226,11 @@ def point(n_ctx: int, *, fits: bool = True) -> ContextPoint:
     return ContextPoint(n_ctx, fits, 10 * GIB, 2 * GIB, GIB, 100.0 if fits else None, 20.0 if fits else None)
 
 
-@pytest.mark.parametrize(
-    ("points", "titles"),
-    [
-        pytest.param([], [], id="none"),
-        pytest.param([point(4096)], [], id="one is no curve"),
-        pytest.param([point(4096), point(8192)], ["memory", "generation", "prompt"], id="all"),
-        pytest.param([point(4096), point(8192, fits=False)], ["memory"], id="one speed is no curve"),
-    ],
+@named_cases(
+    ("none", [], []),
+    ("one is no curve", [point(4096)], []),
+    ("all", [point(4096), point(8192)], ["memory", "generation", "prompt"]),
+    ("one speed is no curve", [point(4096), point(8192, fits=False)], ["memory"]),
 )
 def test_charts(points: list[ContextPoint], titles: list[str]) -> None:
     found = charts(points, 4096)
@@ -268,16 +265,13 @@ def test_tokens() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("trained", "streams", "smallest", "chosen", "expected"),
-    [
-        (40960, 1, 4096, 40960, [4096, 8192, 16384, 32768]),
-        (40960, 1, 4096, 5000, [4096, 8192, 16384, 32768, 40960]),
-        (8192, 4, 4096, 16384, [32768]),
-        (2048, 1, 4096, 2048, []),
-        (0, 1, 4096, 4096, [1]),
-        (2**21, 1, 4096, 4096, [2**i for i in range(13, 22)]),
-    ],
+@cases(
+    (40960, 1, 4096, 40960, [4096, 8192, 16384, 32768]),
+    (40960, 1, 4096, 5000, [4096, 8192, 16384, 32768, 40960]),
+    (8192, 4, 4096, 16384, [32768]),
+    (2048, 1, 4096, 2048, []),
+    (0, 1, 4096, 4096, [1]),
+    (2**21, 1, 4096, 4096, [2**i for i in range(13, 22)]),
 )
 def test_contexts_to_try(trained: int, streams: int, smallest: int, chosen: int, expected: list[int]) -> None:
     assert contexts_to_try(trained, streams, smallest, chosen) == expected
@@ -304,18 +298,15 @@ def move(unit: str | None, before: float | None, after: float) -> dict[str, Any]
     return {"what": "it", **figures, "detail": "", "failure": False, "budget": False}
 
 
-@pytest.mark.parametrize(
-    ("unit", "before", "after", "words"),
-    [
-        ("bytes", 1024, 2048 * 1024, ["1.0 KiB", "2.0 MiB", "+2.0 MiB", "+204700.0 %"]),
-        ("bytes", 2048, 1024, ["2.0 KiB", "1.0 KiB", "-1.0 KiB", "-50.0 %"]),
-        ("bytes", None, 1024, ["-", "1.0 KiB", "", ""]),
-        ("bytes", 0, 1024, ["0 B", "1.0 KiB", "+1.0 KiB", ""]),
-        ("tokens", 4096, 8192, ["4,096", "8,192", "+4,096", "+100.0 %"]),
-        ("tokens/s", 2150000.0, 1946000.0, ["2,150,000 t/s", "1,950,000 t/s", "-204,000 t/s", "-9.5 %"]),
-        ("tokens/s", 10.0, 20.0, ["10 t/s", "20 t/s", "+10 t/s", "+100.0 %"]),
-        (None, 1, 0, ["yes", "no", "", ""]),
-    ],
+@cases(
+    ("bytes", 1024, 2048 * 1024, ["1.0 KiB", "2.0 MiB", "+2.0 MiB", "+204700.0 %"]),
+    ("bytes", 2048, 1024, ["2.0 KiB", "1.0 KiB", "-1.0 KiB", "-50.0 %"]),
+    ("bytes", None, 1024, ["-", "1.0 KiB", "", ""]),
+    ("bytes", 0, 1024, ["0 B", "1.0 KiB", "+1.0 KiB", ""]),
+    ("tokens", 4096, 8192, ["4,096", "8,192", "+4,096", "+100.0 %"]),
+    ("tokens/s", 2150000.0, 1946000.0, ["2,150,000 t/s", "1,950,000 t/s", "-204,000 t/s", "-9.5 %"]),
+    ("tokens/s", 10.0, 20.0, ["10 t/s", "20 t/s", "+10 t/s", "+100.0 %"]),
+    (None, 1, 0, ["yes", "no", "", ""]),
 )
 def test_what_changed_in_a_case(unit: str | None, before: float | None, after: float, words: list[str]) -> None:
     fitted = [{"kind": "choice", "what": "<n_ctx>", "before": "512", "after": "1024"}]
@@ -330,7 +321,7 @@ def test_what_changed_in_a_case(unit: str | None, before: float | None, after: f
     assert "<li>&lt;n_ctx&gt; 512 → 1024</li>" in page
 
 
-@pytest.mark.parametrize("what", ["GPU", "CUDA0 (NVIDIA GeForce RTX 5090 Laptop) used", "w" * 200])
+@cases("GPU", "CUDA0 (NVIDIA GeForce RTX 5090 Laptop) used", "w" * 200)
 def test_no_name_in_the_picture_of_a_check_is_clipped(what: str) -> None:
     moves = [{**move("bytes", 1024, 2048), "what": what}]
     for width in (NARROW, WIDE):
@@ -369,13 +360,8 @@ def test_a_line_that_a_shell_would_change_says_so_once() -> None:
         assert text.count("It has no quotes") == sum(map(is_unquoted, FORMATS))
 
 
-@pytest.mark.parametrize(
-    ("text", "whole"),
-    [
-        ("-c 4096 -fit off", ["-c", "-fit"]),
-        ("take less with --host-margin", ["--host-margin"]),
-        ("a-b <-x> -- -1 -é", []),
-    ],
+@cases(
+    ("-c 4096 -fit off", ["-c", "-fit"]), ("take less with --host-margin", ["--host-margin"]), ("a-b <-x> -- -1 -é", [])
 )
 def test_no_option_is_broken_at_its_hyphens(text: str, whole: list[str]) -> None:
     page = plan_page(make_plan(problems=(Problem("CUDA0", GIB, text),)))

@@ -22,6 +22,7 @@ from fitter.planning.request.summary import PoolUse, Setting, SharedUse
 from fitter.planning.speed.cost import Workload
 from fitter.programs.later import Later
 from tests.support.answers import CALIBRATION, INSPECTION, Terminal
+from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, make_plan, make_price, reserving, shared_use
 
 
@@ -86,7 +87,7 @@ FACTS = {
 }
 
 
-@pytest.mark.parametrize(("params", "line"), FACTS.values(), ids=FACTS)
+@cases(FACTS)
 def test_facts(params: Params, line: str) -> None:
     plan = make_plan(params, devices=("CUDA0",), n_ctx=8192)
     assert f"  {line}\n" in rendered(replace(plan, program="llama-server"))
@@ -159,34 +160,31 @@ def test_warnings_are_said_and_sources_are_not() -> None:
     assert all(note in rendered(plan, verbose=True) for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("plan", "lines"),
-    [
-        pytest.param(
-            make_plan(estimate=make_price()),
-            [
-                "or    -c 8192                      about 31.2 t/s (now 4096: 38 t/s)",
-                "or    -ctk q8_0 -ctv q8_0 -np 1    1,230 t/s (now 38 t/s)",
-            ],
-            id="fits",
-        ),
-        pytest.param(
-            replace(make_plan(estimate=make_price()), fit_keywords={"objective": "prompt"}),
-            [
-                "or    -c 8192                      about 500 t/s prompt (now 4096: 1,240 t/s prompt)",
-                "or    -ctk q8_0 -ctv q8_0 -np 1    500 t/s prompt (now 1,240 t/s prompt)",
-            ],
-            id="fast prompts",
-        ),
-        pytest.param(
-            make_plan(problems=(Problem("host", MIB, "too little"),)),
-            [
-                "fits with    -c 8192                      about 31.2 t/s",
-                "fits with    -ctk q8_0 -ctv q8_0 -np 1    1,230 t/s",
-            ],
-            id="does not fit",
-        ),
-    ],
+@named_cases(
+    (
+        "fits",
+        make_plan(estimate=make_price()),
+        [
+            "or    -c 8192                      about 31.2 t/s (now 4096: 38 t/s)",
+            "or    -ctk q8_0 -ctv q8_0 -np 1    1,230 t/s (now 38 t/s)",
+        ],
+    ),
+    (
+        "fast prompts",
+        replace(make_plan(estimate=make_price()), fit_keywords={"objective": "prompt"}),
+        [
+            "or    -c 8192                      about 500 t/s prompt (now 4096: 1,240 t/s prompt)",
+            "or    -ctk q8_0 -ctv q8_0 -np 1    500 t/s prompt (now 1,240 t/s prompt)",
+        ],
+    ),
+    (
+        "does not fit",
+        make_plan(problems=(Problem("host", MIB, "too little"),)),
+        [
+            "fits with    -c 8192                      about 31.2 t/s",
+            "fits with    -ctk q8_0 -ctv q8_0 -np 1    1,230 t/s",
+        ],
+    ),
 )
 def test_alternatives(plan: Plan, lines: list[str]) -> None:
     found = (
@@ -262,15 +260,10 @@ def test_the_estimate_says_which_speeds_are_defaults() -> None:
     assert "  speed of host: 40 GB/s, assumed (two channels)\n" in text
 
 
-@pytest.mark.parametrize(
-    ("full", "estimate", "verbose"),
-    [
-        pytest.param(
-            30.74, ", 30.7 at 4096 tokens", "  with a full context (4096 tokens): 30.7 t/s generation\n", id="slower"
-        ),
-        pytest.param(38.02, "", "", id="the same in three digits"),
-        pytest.param(None, "", "", id="unknown"),
-    ],
+@named_cases(
+    ("slower", 30.74, ", 30.7 at 4096 tokens", "  with a full context (4096 tokens): 30.7 t/s generation\n"),
+    ("the same in three digits", 38.02, "", ""),
+    ("unknown", None, "", ""),
 )
 def test_the_estimate_says_the_speed_with_a_full_context(full: float | None, estimate: str, verbose: str) -> None:
     plan = make_plan(estimate=make_price(full=full))
@@ -297,18 +290,15 @@ def test_a_long_estimate_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (12345.6, "12,300"),
-        (1240.4, "1,240"),
-        (999.6, "1,000"),
-        (140.78, "141"),
-        (99.95, "100"),
-        (38.04, "38"),
-        (2.194, "2.19"),
-        (0.5601, "0.56"),
-    ],
+@cases(
+    (12345.6, "12,300"),
+    (1240.4, "1,240"),
+    (999.6, "1,000"),
+    (140.78, "141"),
+    (99.95, "100"),
+    (38.04, "38"),
+    (2.194, "2.19"),
+    (0.5601, "0.56"),
 )
 def test_speeds_have_three_digits(value: float, text: str) -> None:
     assert speed(value) == text
@@ -374,17 +364,14 @@ def test_verbose_shows_buffer_types() -> None:
     assert "buffer type" not in rendered(make_plan())
 
 
-@pytest.mark.parametrize(
-    ("params", "expected"),
-    [
-        (Params(n_ctx=0), "context 8192"),
-        (Params(n_gpu_layers=-1), "33 of 33 layers"),
-        (Params(n_gpu_layers=99), "33 of 33 layers"),
-        (Params(n_gpu_layers=5), "5 of 33 layers"),
-        (Params(type_k="q8_0", offload_kqv=False), "KV cache q8_0/f16 on the host"),
-        (Params(n_seq_max=4), "4 sequences, a KV cache each"),
-        (Params(n_seq_max=4, kv_unified=True), "4 sequences, one KV cache"),
-    ],
+@cases(
+    (Params(n_ctx=0), "context 8192"),
+    (Params(n_gpu_layers=-1), "33 of 33 layers"),
+    (Params(n_gpu_layers=99), "33 of 33 layers"),
+    (Params(n_gpu_layers=5), "5 of 33 layers"),
+    (Params(type_k="q8_0", offload_kqv=False), "KV cache q8_0/f16 on the host"),
+    (Params(n_seq_max=4), "4 sequences, a KV cache each"),
+    (Params(n_seq_max=4, kv_unified=True), "4 sequences, one KV cache"),
 )
 def test_parameters(params: Params, expected: str) -> None:
     assert expected in rendered(make_plan(params, n_ctx=8192), verbose=True)
@@ -579,7 +566,7 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize(("pool", "line"), SAID.values(), ids=SAID)
+@cases(SAID)
 def test_what_is_said_of_a_pool(pool: PoolUse, line: str) -> None:
     plan = replace(make_plan(devices=("CUDA0",)), pools=(pool,))
     assert pool_lines(plan) == [line]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-import pytest
 from rich.console import Console
 
 from fitter.output.documents.plan_document import to_dict
@@ -13,6 +12,7 @@ from fitter.output.pictures.terminal_picture import PlanPicture
 from fitter.planning.plan.layer_map import LayerMap, MapCell
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.request.summary import PoolUse
+from tests.support.cases import cases
 from tests.support.plans import GIB, MIB, make_plan, shared_use
 
 LAYERS = LayerMap(
@@ -41,7 +41,7 @@ def full_plan() -> Plan:
     return replace(plan, devices=(first, second), shared=(shared_use(CUDA0=1024),), host=replace(plan.host, later=GIB))
 
 
-@pytest.mark.parametrize("width", [40, 63, 64, 80, 100, 200])
+@cases(40, 63, 64, 80, 100, 200)
 def test_every_width(width: int) -> None:
     lines = shown(full_plan(), width)
     assert max(map(len, lines)) <= width

@@ -38,6 +38,7 @@ from fitter.planning.request.constraints import context_of_a_sequence, params_of
 from fitter.regression import marks
 from fitter.regression.cases import make_cases
 from fitter.regression.lockfile import without_nothing
+from tests.support.cases import cases
 from tests.support.plans import GIB, MIB, make_plan
 from tools.docs import of_cases, of_json, of_options, of_python
 
@@ -92,8 +93,8 @@ def plan_with(invention: Invention) -> Any:
     return make_plan(Params.of({"n_ctx": 4096, "n_gpu_layers": 33, "invented": invention.value}))
 
 
-@pytest.mark.parametrize("command", ["fit", "verify"])
-def test_on_the_command_line(invention: Invention, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@cases("fit", "verify")
+def test_on_the_command_line(command: str, invention: Invention, monkeypatch: pytest.MonkeyPatch) -> None:
     function: click.Command = {"fit": fit_module.fit, "verify": verify_module.verify}[command]
     shown = CliRunner().invoke(function, ["--help-all"]).output
     assert "-inv, --invented" in shown
@@ -178,17 +179,14 @@ def test_loads_that_differ_in_it_alone_are_not_the_same(invention: Invention) ->
     assert len(keys) == (2 if invention.parameter.struct == "model" else 1)
 
 
-@pytest.mark.parametrize(
-    ("given", "n_ctx", "each"),
-    [
-        ({"kv_unified_per_slot": 2048, "n_seq_max": 4}, 8192, 2048),
-        ({"kv_unified_per_slot": 2048, "n_seq_max": 4, "kv_unified": True}, 8192, 2048),
-        ({"kv_unified_per_slot": 2048, "n_seq_max": 4, "kv_unified": True, "n_ctx": 4096}, 4096, 2048),
-        ({"kv_unified_per_slot": 2048, "n_seq_max": 4, "n_ctx": 4096}, 4096, 1024),
-        ({"kv_unified_per_slot": 2048, "n_ctx": 0}, 0, 2048),
-        ({"n_seq_max": 4, "n_ctx": 8192}, 8192, 2048),
-        ({}, 0, 16384),
-    ],
+@cases(
+    ({"kv_unified_per_slot": 2048, "n_seq_max": 4}, 8192, 2048),
+    ({"kv_unified_per_slot": 2048, "n_seq_max": 4, "kv_unified": True}, 8192, 2048),
+    ({"kv_unified_per_slot": 2048, "n_seq_max": 4, "kv_unified": True, "n_ctx": 4096}, 4096, 2048),
+    ({"kv_unified_per_slot": 2048, "n_seq_max": 4, "n_ctx": 4096}, 4096, 1024),
+    ({"kv_unified_per_slot": 2048, "n_ctx": 0}, 0, 2048),
+    ({"n_seq_max": 4, "n_ctx": 8192}, 8192, 2048),
+    ({}, 0, 16384),
 )
 def test_the_context_of_a_slot(given: dict[str, Any], n_ctx: int, each: int) -> None:
     """As llama-server makes it: room for all slots where ``-c`` is not told, and no slot with more than it may have."""
@@ -222,18 +220,15 @@ def test_a_default_is_a_value(name: str) -> None:
             assert each.kind.parse(each.kind.word(each.default)) in (each.default, None)
 
 
-@pytest.mark.parametrize(
-    ("name", "word"),
-    [
-        ("n_gpu_layers", "all"),
-        ("n_gpu_layers", "auto"),
-        ("n_gpu_layers_draft", "all"),
-        ("devices", "CUDA0,CUDA1"),
-        ("devices", "none"),
-        ("tensor_split", "3,1"),
-        ("flash_attn", "true"),
-        ("override_tensor", "a=CPU,b=CPU"),
-    ],
+@cases(
+    ("n_gpu_layers", "all"),
+    ("n_gpu_layers", "auto"),
+    ("n_gpu_layers_draft", "all"),
+    ("devices", "CUDA0,CUDA1"),
+    ("devices", "none"),
+    ("tensor_split", "3,1"),
+    ("flash_attn", "true"),
+    ("override_tensor", "a=CPU,b=CPU"),
 )
 def test_words_of_the_command_line_mean_the_same_in_python(name: str, word: str) -> None:
     each = PARAMETERS[name]
@@ -242,7 +237,7 @@ def test_words_of_the_command_line_mean_the_same_in_python(name: str, word: str)
     assert each.check(word) == (None if parsed is None else each.check(parsed))
 
 
-@pytest.mark.parametrize("name", ["allow", "rpc", "spec_type"])
+@cases("allow", "rpc", "spec_type")
 def test_a_list_with_commas_is_a_list(name: str) -> None:
     assert PARAMETERS[name].check("a,b") == PARAMETERS[name].check(["a", "b"]) == ("a", "b")
 

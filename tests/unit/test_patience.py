@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from tests.support import patience
+from tests.support.cases import cases
 from tests.support.patience import TooLateError, all_end, in_time, suspended, until, with_more_time
 
 
@@ -76,7 +77,7 @@ def test_what_is_wrong_is_not_tried_again() -> None:
     assert tries == [1]
 
 
-@pytest.mark.parametrize(("needed", "tried"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 5])])
+@cases((1, [1]), (2, [1, 2]), (3, [1, 2, 5]))
 def test_a_longer_limit_is_tried(needed: float, tried: list[float]) -> None:
     seen: list[float] = []
 

@@ -20,6 +20,7 @@ from fitter.planning.pricing.pricing import SpeedAt
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.planning.speed.explain import Bound, Choice, Reason
 from fitter.programs.later import Later
+from tests.support.cases import cases, named_cases
 from tests.support.plans import make_plan, make_price, reserving, shared_use
 
 EVERYTHING = Params(
@@ -60,8 +61,8 @@ def test_no_parameter_of_the_example_has_its_default() -> None:
     assert {name for name, value in vars(EVERYTHING).items() if value == getattr(Params(), name)} == OF_A_DRAFT
 
 
-@pytest.mark.parametrize("params", [EVERYTHING, Params()], ids=["everything", "defaults"])
-def test_what_is_written_is_read_back(tmp_path: Path, params: Params) -> None:
+@named_cases(("everything", EVERYTHING), ("defaults", Params()))
+def test_what_is_written_is_read_back(params: Params, tmp_path: Path) -> None:
     shared = shared_use("draft", ("-md", "draft.gguf"), CUDA0=5, host=7)
     bound = Bound(1.5, reached=3.2, reasons=(Reason("compute", 1.75, 300, ("CUDA1",)), Reason("whole", 3.2)))
     choices = (
@@ -270,8 +271,8 @@ WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
-def test_a_plan_that_is_none(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
+@cases(WRONG)
+def test_a_plan_that_is_none(change: Callable[[Any], None], message: str, tmp_path: Path) -> None:
     document = copy.deepcopy(to_dict(make_plan(Params(n_ctx=4096, tensor_split=(1.0, 1.0)))))
     change(document)
     path = tmp_path / "plan.json"
@@ -282,18 +283,15 @@ def test_a_plan_that_is_none(tmp_path: Path, change: Callable[[Any], None], mess
     assert "\n" not in str(caught.value)
 
 
-NO_JSON = {
-    "empty": b"",
-    "half": b'{"schema": 1',
-    "binary": b"GGUF\x03\xff\xfe",
-    "another encoding": '{"schema": "ä"}'.encode("latin-1"),
-    "too deep": b"[" * 100_000,
-    "too long": b" " * (64 * 2**20 + 1),
-}
-
-
-@pytest.mark.parametrize("data", NO_JSON.values(), ids=NO_JSON)
-def test_no_json(tmp_path: Path, data: bytes) -> None:
+@named_cases(
+    ("empty", b""),
+    ("half", b'{"schema": 1'),
+    ("binary", b"GGUF\x03\xff\xfe"),
+    ("another encoding", '{"schema": "ä"}'.encode("latin-1")),
+    ("too deep", b"[" * 100_000),
+    ("too long", b" " * (64 * 2**20 + 1)),
+)
+def test_no_json(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(data)
     with pytest.raises(

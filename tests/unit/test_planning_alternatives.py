@@ -23,6 +23,7 @@ from fitter.planning.search.levers import Candidate
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks
 from fitter.planning.speed.cache_sizes import cells_of, resized
+from tests.support.cases import named_cases
 from tests.support.synthetic import CARD, SyntheticLlama, SyntheticModel, limits, load_calls, priced, request
 
 FAT = SyntheticModel(cache=16384)
@@ -69,33 +70,26 @@ Q8 = "-ctk q8_0 -ctv q8_0"
 LONG = Params(n_ctx=32768)
 
 
-@pytest.mark.parametrize(
-    ("made", "expected"),
-    [
-        pytest.param(asked(20_000), [], id="everything fits at the trained context"),
-        pytest.param(asked(3000, params=LONG, fixed=("n_ctx",)), [Q8], id="caches that cost room for weights"),
-        pytest.param(asked(3000, params=LONG, fixed=("n_ctx", "type_k", "type_v")), [], id="the user's types"),
-        pytest.param(
-            asked(3000, params=replace(LONG, type_v="q8_0"), fixed=("n_ctx", "type_v")), ["-ctk q8_0"], id="one type"
-        ),
-        pytest.param(
-            asked(3000, params=replace(LONG, flash_attn="off"), fixed=("n_ctx",)), [], id="without flash attention"
-        ),
-        pytest.param(asked(2200), [f"-c 14336 {Q8}"], id="more context on the device"),
-        pytest.param(asked(4000), [f"-c 32768 {Q8}"], id="all of it on the device"),
-        pytest.param(asked(5000), [], id="not much more context"),
-        pytest.param(asked(1200), ["-c 8192", f"-c 5632 {Q8}", "-c 32768"], id="weights on the host"),
-        pytest.param(asked(1600), [f"-c 4096 {Q8}"], id="a longer context takes too long"),
-        pytest.param(asked(1200, host=2200, params=LONG, fixed=("n_ctx",)), ["-c 8192"], id="a shorter context fits"),
-        pytest.param(asked(1200, host=600), [f"-c 4096 {Q8}"], id="a smaller cache fits"),
-        pytest.param(asked(400, host=400), [], id="nothing fits"),
-        pytest.param(asked(5000, params=Params(n_ctx=8192), fixed=("n_ctx",)), [], id="room for the set context"),
-        pytest.param(asked(1200, params=Params(embeddings=True)), [], id="texts that are only read"),
-        pytest.param(asked(host=4000, params=LONG, fixed=("n_ctx",)), ["-c 16384", Q8], id="without a device"),
-        pytest.param(asked(1200, host=900), [f"-c 5632 {Q8}"], id="the host has no room for more context"),
-        pytest.param(asked(20_000, params=LONG, fixed=("n_ctx",)), [], id="nothing to win"),
-    ],
-)  # fmt: skip
+@named_cases(
+    ("everything fits at the trained context", asked(20_000), []),
+    ("caches that cost room for weights", asked(3000, params=LONG, fixed=("n_ctx",)), [Q8]),
+    ("the user's types", asked(3000, params=LONG, fixed=("n_ctx", "type_k", "type_v")), []),
+    ("one type", asked(3000, params=replace(LONG, type_v="q8_0"), fixed=("n_ctx", "type_v")), ["-ctk q8_0"]),
+    ("without flash attention", asked(3000, params=replace(LONG, flash_attn="off"), fixed=("n_ctx",)), []),
+    ("more context on the device", asked(2200), [f"-c 14336 {Q8}"]),
+    ("all of it on the device", asked(4000), [f"-c 32768 {Q8}"]),
+    ("not much more context", asked(5000), []),
+    ("weights on the host", asked(1200), ["-c 8192", f"-c 5632 {Q8}", "-c 32768"]),
+    ("a longer context takes too long", asked(1600), [f"-c 4096 {Q8}"]),
+    ("a shorter context fits", asked(1200, host=2200, params=LONG, fixed=("n_ctx",)), ["-c 8192"]),
+    ("a smaller cache fits", asked(1200, host=600), [f"-c 4096 {Q8}"]),
+    ("nothing fits", asked(400, host=400), []),
+    ("room for the set context", asked(5000, params=Params(n_ctx=8192), fixed=("n_ctx",)), []),
+    ("texts that are only read", asked(1200, params=Params(embeddings=True)), []),
+    ("without a device", asked(host=4000, params=LONG, fixed=("n_ctx",)), ["-c 16384", Q8]),
+    ("the host has no room for more context", asked(1200, host=900), [f"-c 5632 {Q8}"]),
+    ("nothing to win", asked(20_000, params=LONG, fixed=("n_ctx",)), []),
+)
 def test_which_alternatives_there_are(made: Request, expected: list[str]) -> None:
     assert Made(made).words() == expected
 
@@ -148,26 +142,17 @@ def test_without_time_for_a_load_there_are_estimates() -> None:
     assert estimated.generation_tokens_per_second == pytest.approx(measured.generation_tokens_per_second, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        pytest.param(asked(1200, host=2200, params=LONG, fixed=("n_ctx",)), id="nothing fits"),
-        pytest.param(asked(4000, params=LONG, fixed=("n_ctx",)), id="then all weights are on the device"),
-        pytest.param(asked(1200, host=600), id="nothing fits at any context"),
-    ],
-)  # fmt: skip
+@named_cases(
+    ("nothing fits", asked(1200, host=2200, params=LONG, fixed=("n_ctx",))),
+    ("then all weights are on the device", asked(4000, params=LONG, fixed=("n_ctx",))),
+    ("nothing fits at any context", asked(1200, host=600)),
+)
 def test_an_estimate_is_no_answer(made: Request) -> None:
     assert Made(made).alternatives(), "a measurement would be one"
     assert Made(made).words(0) == []
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        pytest.param(asked(1200, host=2200, params=LONG, fixed=("n_ctx",)), id="does not fit"),
-        pytest.param(asked(1200), id="fits"),
-    ],
-)  # fmt: skip
+@named_cases(("does not fit", asked(1200, host=2200, params=LONG, fixed=("n_ctx",))), ("fits", asked(1200)))
 def test_the_loads_may_end_at_any(made: Request) -> None:
     every = {" ".join(each.arguments): each for each in Made(made).alternatives()}
     most = 0
@@ -215,19 +200,16 @@ def test_a_plan_is_the_same_with_alternatives(mib: list[int], host: int, n_ctx: 
     assert replace(having, alternatives=()) == without
 
 
-@pytest.mark.parametrize(
-    ("n_ctx", "params", "window", "cells"),
-    [
-        pytest.param(4096, Params(), 0, 4096, id="all tokens"),
-        pytest.param(4097, Params(), 0, 4352, id="padded"),
-        pytest.param(4096, FOUR, 0, 4096, id="four caches"),
-        pytest.param(4100, FOUR, 0, 5120, id="each padded"),
-        pytest.param(4096, Params(), 1024, 1536, id="a window and a micro batch"),
-        pytest.param(1024, Params(), 1024, 1024, id="a window as long as the context"),
-        pytest.param(8192, FOUR, 1024, 6144, id="four windows"),
-        pytest.param(8192, replace(FOUR, kv_unified=True), 1024, 4608, id="four windows in one cache"),
-        pytest.param(8192, Params(swa_full=True), 1024, 8192, id="without windows"),
-    ],
+@named_cases(
+    ("all tokens", 4096, Params(), 0, 4096),
+    ("padded", 4097, Params(), 0, 4352),
+    ("four caches", 4096, FOUR, 0, 4096),
+    ("each padded", 4100, FOUR, 0, 5120),
+    ("a window and a micro batch", 4096, Params(), 1024, 1536),
+    ("a window as long as the context", 1024, Params(), 1024, 1024),
+    ("four windows", 8192, FOUR, 1024, 6144),
+    ("four windows in one cache", 8192, replace(FOUR, kv_unified=True), 1024, 4608),
+    ("without windows", 8192, Params(swa_full=True), 1024, 8192),
 )
 def test_cells_of_a_cache(n_ctx: int, params: Params, window: int, cells: int) -> None:
     assert cells_of(n_ctx, params, window) == cells

@@ -16,6 +16,7 @@ from fitter.parameters.table import PARAMETERS, Estimating, Fitting, LoadKeyword
 from fitter.planning.request.ask import Ask, Sharing
 from fitter.programs import facts
 from fitter.text import MIB
+from tests.support.cases import cases, named_cases
 
 CARD = parse_gpus(["24GiB"])[0]
 
@@ -141,7 +142,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)
+@cases(REFUSED)
 def test_what_is_refused(words: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         ask(**words)
@@ -239,7 +240,7 @@ LOADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("words", "expected"), LOADS.values(), ids=LOADS)
+@cases(LOADS)
 def test_what_a_fit_begins_with(words: dict[str, Any], expected: dict[str, Any]) -> None:
     found = ask(**words).load
     more = {"kv_unified_per_slot", "logits_all"} & words.keys()
@@ -248,77 +249,67 @@ def test_what_a_fit_begins_with(words: dict[str, Any], expected: dict[str, Any])
     assert ask(**words).given == words.keys()
 
 
-EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "devices are said": ({"devices": ["CUDA1"], "main_gpu": 1}, {"devices": ("CUDA1",), "main_gpu": 1}),
-    "no devices": ({"gpus": ["none"]}, {"devices": ()}),
-    "texts, as many as are said": ({"embedding": True}, {"embeddings": True}),
-    "layers that draft": ({"load_mtp": True, "n_rs_seq": 2}, {"load_mtp": True, "n_rs_seq": 2}),
-    "outputs": ({"n_outputs_max": 3}, {"n_outputs_max": 3}),
-    "a server's": ({"program": "llama-server"}, {"n_seq_max": 4, "kv_unified": True, "n_outputs_max": 4}),
-    "a server's, whatever is said": (
+@named_cases(
+    ("devices are said", {"devices": ["CUDA1"], "main_gpu": 1}, {"devices": ("CUDA1",), "main_gpu": 1}),
+    ("no devices", {"gpus": ["none"]}, {"devices": ()}),
+    ("texts, as many as are said", {"embedding": True}, {"embeddings": True}),
+    ("layers that draft", {"load_mtp": True, "n_rs_seq": 2}, {"load_mtp": True, "n_rs_seq": 2}),
+    ("outputs", {"n_outputs_max": 3}, {"n_outputs_max": 3}),
+    ("a server's", {"program": "llama-server"}, {"n_seq_max": 4, "kv_unified": True, "n_outputs_max": 4}),
+    (
+        "a server's, whatever is said",
         {"program": "llama-server", "n_outputs_max": 9},
         {"n_seq_max": 4, "kv_unified": True, "n_outputs_max": 9},
     ),
-}
-
-
-@pytest.mark.parametrize(("words", "expected"), EXACT.values(), ids=EXACT)
+)
 def test_exactly_one_load(words: dict[str, Any], expected: dict[str, Any]) -> None:
     assert words.keys() <= {each.name for each in taken_by(Estimating)}
     ask = Ask.of_a_load(checked(words))
     assert (ask.load, ask.given) == (Params(**expected), frozenset(words))
 
 
-MACHINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "this one": ({}, {"virtual": (), "is_described": False, "is_without_devices": False, "named": None}),
-    "its second device": ({"devices": ["CUDA1"]}, {"is_described": False, "named": ("CUDA1",)}),
-    "one that is described": ({"gpus": ["24GiB"]}, {"virtual": (CARD,), "is_described": True, "named": None}),
-    "one that is at hand": ({"gpus": [CARD]}, {"virtual": (CARD,), "is_described": True}),
-    "one without a GPU": ({"gpus": ["none"]}, {"virtual": (), "is_without_devices": True, "named": ()}),
-    "that, in words": ({"gpus": ["none"], "devices": ["none"]}, {"is_without_devices": True, "named": ()}),
-    "servers alone": ({"gpus": ["none"], "rpc": ["a:1"]}, {"is_without_devices": False, "named": None}),
-    "their speeds": ({"rpc": ["a:1"], "rpc_bandwidth": ["1GB/s,2GB/s"]}, {"remote_bandwidths": (1e9, 2e9)}),
-}
-
-
-@pytest.mark.parametrize(("words", "expected"), MACHINES.values(), ids=MACHINES)
+@named_cases(
+    ("this one", {}, {"virtual": (), "is_described": False, "is_without_devices": False, "named": None}),
+    ("its second device", {"devices": ["CUDA1"]}, {"is_described": False, "named": ("CUDA1",)}),
+    ("one that is described", {"gpus": ["24GiB"]}, {"virtual": (CARD,), "is_described": True, "named": None}),
+    ("one that is at hand", {"gpus": [CARD]}, {"virtual": (CARD,), "is_described": True}),
+    ("one without a GPU", {"gpus": ["none"]}, {"virtual": (), "is_without_devices": True, "named": ()}),
+    ("that, in words", {"gpus": ["none"], "devices": ["none"]}, {"is_without_devices": True, "named": ()}),
+    ("servers alone", {"gpus": ["none"], "rpc": ["a:1"]}, {"is_without_devices": False, "named": None}),
+    ("their speeds", {"rpc": ["a:1"], "rpc_bandwidth": ["1GB/s,2GB/s"]}, {"remote_bandwidths": (1e9, 2e9)}),
+)
 def test_the_machine(words: dict[str, Any], expected: dict[str, Any]) -> None:
     found = ask(**words)
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-PLACED: dict[str, tuple[dict[str, Any], bool]] = {
-    "nothing": ({}, False),
-    "a context": ({"n_ctx": 512, "type_k": "q8_0"}, False),
-    "layers": ({"n_gpu_layers": 0}, True),
-    "an override": ({"override_tensor": "a=CPU"}, True),
-    "experts": ({"cpu_moe": True}, True),
-    "feed-forward weights": ({"n_cpu_ffn": 1}, True),
-    "no experts": ({"cpu_moe": False, "n_cpu_moe": 0}, False),
-    "a device": ({"devices": ["CUDA0"]}, True),
-    "no device": ({"gpus": ["none"]}, True),
-    "one device": ({"split_mode": "none"}, True),
-    "layers that draft": ({"mtp": True}, True),
-}
-
-
-@pytest.mark.parametrize(("words", "is_placed"), PLACED.values(), ids=PLACED)
+@named_cases(
+    ("nothing", {}, False),
+    ("a context", {"n_ctx": 512, "type_k": "q8_0"}, False),
+    ("layers", {"n_gpu_layers": 0}, True),
+    ("an override", {"override_tensor": "a=CPU"}, True),
+    ("experts", {"cpu_moe": True}, True),
+    ("feed-forward weights", {"n_cpu_ffn": 1}, True),
+    ("no experts", {"cpu_moe": False, "n_cpu_moe": 0}, False),
+    ("a device", {"devices": ["CUDA0"]}, True),
+    ("no device", {"gpus": ["none"]}, True),
+    ("one device", {"split_mode": "none"}, True),
+    ("layers that draft", {"mtp": True}, True),
+)
 def test_whether_anything_is_said_of_the_placement(words: dict[str, Any], is_placed: bool) -> None:
     assert ask(**words).is_placed is is_placed
 
 
-NAMED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "nobody": ({}, ()),
-    "to be chosen": ({"model_draft": "d.gguf", "mmproj": "p.gguf"}, ()),
-    "the host": ({"model_draft": "d.gguf", "devices_draft": ["none"], "mmproj": "p.gguf", "mmproj_device": "None"}, ()),
-    "both": (
+@named_cases(
+    ("nobody", {}, ()),
+    ("to be chosen", {"model_draft": "d.gguf", "mmproj": "p.gguf"}, ()),
+    ("the host", {"model_draft": "d.gguf", "devices_draft": ["none"], "mmproj": "p.gguf", "mmproj_device": "None"}, ()),
+    (
+        "both",
         {"model_draft": "d.gguf", "devices_draft": ["A", "B"], "mmproj": "p.gguf", "mmproj_device": "B"},
         ("A", "B"),
     ),
-}
-
-
-@pytest.mark.parametrize(("words", "names"), NAMED.values(), ids=NAMED)
+)
 def test_devices_of_what_shares_the_memory(words: dict[str, Any], names: tuple[str, ...]) -> None:
     sharing = ask(**words).sharing
     assert sharing.names == names
@@ -330,14 +321,11 @@ def test_a_value() -> None:
     assert ask(gpus=["24GiB"]).virtual == (VirtualDevice(**vars(CARD)),)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ({}, (1, False, 1)),
-        ({"kv_unified": True}, (1, True, 1)),
-        ({"n_seq_max": 4}, None),
-        ({"kv_unified_per_slot": 4096}, None),
-    ],
+@cases(
+    ({}, (1, False, 1)),
+    ({"kv_unified": True}, (1, True, 1)),
+    ({"n_seq_max": 4}, None),
+    ({"kv_unified_per_slot": 4096}, None),
 )
 def test_one_slot_instead_of_the_servers(words: dict[str, Any], expected: tuple[int, bool, int] | None) -> None:
     one = ask(program="llama-server", **words).with_one_slot(facts("llama-server"))

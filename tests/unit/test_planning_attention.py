@@ -6,8 +6,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from fitter.llama.types import Breakdown, Params
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import GAIN
@@ -15,6 +13,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import Request
 from fitter.planning.search import flash_attention
 from fitter.planning.speed.explain import FAR
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import SyntheticModel, limits, request
 
 DEVICES = limits(1000, 2000)
@@ -35,46 +34,37 @@ def ways_of(
     return [kind.flash_attn for kind in kinds if kind.offload_kqv and kind.flash_attn != asked.params.flash_attn]
 
 
-@pytest.mark.parametrize(
-    ("best", "distance", "seen", "ways"),
-    [
-        pytest.param(trial(ON_DEVICES, True), 9.0, {True}, [], id="it-is-on"),
-        pytest.param(trial(ON_HOST, False), 9.0, {False}, [], id="it-never-was-on"),
-        pytest.param(trial(ON_HOST, False), 1 + GAIN, {True, False}, ["off"], id="near-its-bound"),
-        pytest.param(trial(ON_HOST, False), 1.1, {True, False}, ["on", "off"], id="the-placement-turned-it-off"),
-        pytest.param(trial(ON_DEVICES, True), 1.1, {True, False}, ["on"], id="in-another-trial"),
-        pytest.param(trial(ON_HOST, True), 1 + GAIN, {True}, ["off"], id="caches-on-the-host-and-near"),
-        pytest.param(trial(ON_HOST, True), 1.1, {True}, ["off"], id="weights-on-the-host"),
-        pytest.param(trial(ON_HOST, True), FAR + 0.1, {True}, ["off"], id="caches-on-the-host-and-far"),
-        pytest.param(trial(NOWHERE, True), FAR + 0.1, {True}, ["off"], id="everything-on-the-host"),
-        pytest.param(trial(ON_HOST, True), FAR + 0.1, {True, False}, ["on", "off"], id="both"),
-    ],
+@named_cases(
+    ("it-is-on", trial(ON_DEVICES, True), 9.0, {True}, []),
+    ("it-never-was-on", trial(ON_HOST, False), 9.0, {False}, []),
+    ("near-its-bound", trial(ON_HOST, False), 1 + GAIN, {True, False}, ["off"]),
+    ("the-placement-turned-it-off", trial(ON_HOST, False), 1.1, {True, False}, ["on", "off"]),
+    ("in-another-trial", trial(ON_DEVICES, True), 1.1, {True, False}, ["on"]),
+    ("caches-on-the-host-and-near", trial(ON_HOST, True), 1 + GAIN, {True}, ["off"]),
+    ("weights-on-the-host", trial(ON_HOST, True), 1.1, {True}, ["off"]),
+    ("caches-on-the-host-and-far", trial(ON_HOST, True), FAR + 0.1, {True}, ["off"]),
+    ("everything-on-the-host", trial(NOWHERE, True), FAR + 0.1, {True}, ["off"]),
+    ("both", trial(ON_HOST, True), FAR + 0.1, {True, False}, ["on", "off"]),
 )
 def test_what_is_asked_for(best: Trial, distance: float, seen: Collection[bool | None], ways: list[str]) -> None:
     assert ways_of(REQUEST, best, distance, seen) == ways
 
 
-@pytest.mark.parametrize(
-    ("placement", "distance", "is_asked"),
-    [
-        pytest.param(ON_HOST, FAR + 0.1, True, id="caches-on-the-host-and-far"),
-        pytest.param(ON_HOST, FAR, False, id="caches-on-the-host-and-near"),
-        pytest.param(NOWHERE, FAR + 0.1, False, id="everything-on-the-host"),
-    ],
+@named_cases(
+    ("caches-on-the-host-and-far", ON_HOST, FAR + 0.1, True),
+    ("caches-on-the-host-and-near", ON_HOST, FAR, False),
+    ("everything-on-the-host", NOWHERE, FAR + 0.1, False),
 )
 def test_it_is_on_until_the_context_is_decided(placement: Placement, distance: float, is_asked: bool) -> None:
     found = ways_of(REQUEST, trial(placement, True), distance, {True}, is_last=False)
     assert found == (["off"] if is_asked else [])
 
 
-@pytest.mark.parametrize(
-    ("placement", "fixed", "is_last", "is_asked"),
-    [
-        pytest.param(ON_HOST, (), True, True, id="caches-on-the-host"),
-        pytest.param(ON_DEVICES, (), True, False, id="caches-on-devices"),
-        pytest.param(ON_HOST, ("offload_kqv",), True, False, id="the-users"),
-        pytest.param(ON_HOST, (), False, False, id="before-the-context-is-decided"),
-    ],
+@named_cases(
+    ("caches-on-the-host", ON_HOST, (), True, True),
+    ("caches-on-devices", ON_DEVICES, (), True, False),
+    ("the-users", ON_HOST, ("offload_kqv",), True, False),
+    ("before-the-context-is-decided", ON_HOST, (), False, False),
 )
 def test_all_caches_may_be_on_the_host(
     placement: Placement, fixed: tuple[str, ...], is_last: bool, is_asked: bool
@@ -97,7 +87,7 @@ def test_a_context_that_the_user_chose_is_not_too_little() -> None:
     assert not ways_of(asked, short, 1.0, {True, False})
 
 
-@pytest.mark.parametrize("placement", [Placement(1, (4, 4)), Placement(8, (0, 1))], ids=["one-there", "one-here"])
+@named_cases(("one-there", Placement(1, (4, 4))), ("one-here", Placement(8, (0, 1))))
 def test_a_single_layer_is_a_cache_on_the_host_or_a_device(placement: Placement) -> None:
     assert ways_of(REQUEST, trial(placement, True), FAR + 0.1, {True}) == ["off"]
 
@@ -107,26 +97,20 @@ def test_a_quantized_v_cache_needs_it() -> None:
     assert not ways_of(quantized, trial(ON_HOST, True), 9.0, {True})
 
 
-@pytest.mark.parametrize(
-    ("changed", "is_open"),
-    [
-        pytest.param({}, True, id="left-to-llama.cpp"),
-        pytest.param({"fixed": frozenset({"flash_attn"})}, False, id="auto-as-the-user-says"),
-        pytest.param({"params": replace(REQUEST.params, flash_attn="on")}, False, id="on-as-the-user-says"),
-    ],
+@named_cases(
+    ("left-to-llama.cpp", {}, True),
+    ("auto-as-the-user-says", {"fixed": frozenset({"flash_attn"})}, False),
+    ("on-as-the-user-says", {"params": replace(REQUEST.params, flash_attn="on")}, False),
 )
 def test_what_the_user_sets_stays(changed: dict[str, Any], is_open: bool) -> None:
     asked: Request = replace(REQUEST, **changed)
     assert flash_attention.is_open(asked) is is_open
 
 
-@pytest.mark.parametrize(
-    ("chosen", "other", "words"),
-    [
-        (True, False, ("on for every layer", "auto, which turns it off")),
-        (False, True, ("off", "auto, which turns it on")),
-        (False, False, ("off", "auto")),
-    ],
+@cases(
+    (True, False, ("on for every layer", "auto, which turns it off")),
+    (False, True, ("off", "auto, which turns it on")),
+    (False, False, ("off", "auto")),
 )
 def test_what_is_said(chosen: bool, other: bool, words: tuple[str, str]) -> None:
     choice = flash_attention.choice_of(trial(ON_HOST, chosen), trial(ON_HOST, other, 3.0))

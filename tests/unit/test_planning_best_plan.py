@@ -15,6 +15,7 @@ from fitter.planning.request.request import DeviceLimit, HostLimit, Progress, Re
 from fitter.planning.request.summary import DeviceUse, HostUse
 from fitter.planning.search.best_plan import fit
 from fitter.planning.speed.cost import Workload
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import (
     CARD,
     DENSE,
@@ -231,7 +232,7 @@ def tried(asked: Request, words: str) -> Plan:
     return fit(asked, SUMMARY, load_calls(llama), lambda progress: None, True)
 
 
-@pytest.mark.parametrize(("asked", "messages"), PROBLEMS.values(), ids=PROBLEMS)
+@cases(PROBLEMS)
 def test_what_lacks_is_said_with_what_to_do(asked: Request, messages: list[str]) -> None:
     llama = SyntheticLlama(DENSE, asked.devices)
     calls = load_calls(llama)
@@ -251,18 +252,15 @@ def planned(asked: Request, llama: SyntheticLlama, record: Callable[[Params], La
     return fit(replace(asked, context_cost=0.0), SUMMARY, calls, lambda progress: None, True)
 
 
-PRICED: dict[str, tuple[Request, float]] = {
+@named_cases(
     # and what share of the whole request's time the objective has
-    "all on a device": (request(DENSE, limits(8000)), 1.0),
+    ("all on a device", request(DENSE, limits(8000)), 1.0),
     # without flash attention its bound is far
-    "layers leave": (request(DENSE, limits(900), fixed=("flash_attn",)), 1.0),
-    "two devices": (request(DENSE, limits(900, 500)), 1.0),
-    "generation": (replace(request(DENSE, limits(900, 500)), objective="generation"), 0.85),
-    "prompt": (replace(request(DENSE, limits(900, 500)), objective="prompt"), 0.01),
-}
-
-
-@pytest.mark.parametrize(("asked", "share"), PRICED.values(), ids=PRICED)
+    ("layers leave", request(DENSE, limits(900), fixed=("flash_attn",)), 1.0),
+    ("two devices", request(DENSE, limits(900, 500)), 1.0),
+    ("generation", replace(request(DENSE, limits(900, 500)), objective="generation"), 0.85),
+    ("prompt", replace(request(DENSE, limits(900, 500)), objective="prompt"), 0.01),
+)
 def test_a_plan_is_priced_by_what_it_was_measured_to_be(asked: Request, share: float) -> None:
     plan = planned(priced(asked, DENSE, CARD, SLOW_CARD), SyntheticLlama(DENSE, asked.devices))
     assert plan.fits and plan.estimate is not None and plan.bound is not None
@@ -325,7 +323,7 @@ def test_a_plan_says_what_each_place_has_and_takes() -> None:
     assert all(min(row.model, row.context, row.compute) > 0 for row in rows)
 
 
-@pytest.mark.parametrize("virtual", [True, False])
+@cases(True, False)
 def test_a_plan_says_how_it_was_found(virtual: bool) -> None:
     devices = limits(900)
     llama = SyntheticLlama(DENSE, devices)
@@ -337,13 +335,10 @@ def test_a_plan_says_how_it_was_found(virtual: bool) -> None:
     assert 0 <= found.seconds < 600
 
 
-@pytest.mark.parametrize(
-    ("is_default", "fixed", "names"),
-    [
-        pytest.param((True, True), (), ("CUDA0", "CUDA1"), id="two cards"),
-        pytest.param((True, False), (), ("CUDA0",), id="an integrated GPU beside a card"),
-        pytest.param((True, True), ("devices",), (), id="the user names them"),
-    ],
+@named_cases(
+    ("two cards", (True, True), (), ("CUDA0", "CUDA1")),
+    ("an integrated GPU beside a card", (True, False), (), ("CUDA0",)),
+    ("the user names them", (True, True), ("devices",), ()),
 )
 def test_the_devices_of_llama_cpp_itself(
     is_default: tuple[bool, ...], fixed: tuple[str, ...], names: tuple[str, ...]

@@ -18,6 +18,7 @@ from fitter.planning.speed.bound import lower_bound
 from fitter.planning.speed.cost import Attention, Costs, Family, HostCosts, SplitCounts, Work, Workload, default, price
 from fitter.planning.speed.model_facts import LayerFacts, ModelFacts, WeightFacts
 from fitter.planning.speed.work import HostOnlyTensors, Pieces
+from tests.support.cases import named_cases
 
 FAST = DeviceSpeed(1000e9, 160e12, 31.5e9, "cuda", "8.9", "test", True)
 SLOW = DeviceSpeed(300e9, 40e12, 15.8e9, "cuda", "8.9", "test", True)
@@ -279,10 +280,10 @@ def test_it_is_the_price_where_all_is_on_one_device(
         assert bound == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("layer", "looked_up"),
-    [(LAYER, False), (LOW_BITS, False), ([(100 * MIB, 2.06, False), (600 * MIB, 2.06, True)], True)],
-    ids=["dense", "low bits", "looked up"],
+@named_cases(
+    ("dense", LAYER, False),
+    ("low bits", LOW_BITS, False),
+    ("looked up", [(100 * MIB, 2.06, False), (600 * MIB, 2.06, True)], True),
 )
 def test_it_is_the_price_on_the_host_alone(layer: list[tuple[int, float, bool]], looked_up: bool) -> None:
     pieces, units = model([layer] * 20, looked_up=looked_up)
@@ -495,16 +496,13 @@ def test_figures_by_hand(
     assert bound == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
-    ("layers", "more", "size", "on_device", "on_host"),
-    [
-        pytest.param([ONE] * 2, {}, 200, 20, 40, id="weights"),
-        pytest.param([ONE] * 2, CACHED, 300, 30, 60, id="caches"),
-        pytest.param([ONE] * 2, HEADS, 300, 30, 60, id="heads"),
-        pytest.param([ONE, ONE, EXPERTS], HEADS, 850, 45 + 5, 90 + 10, id="experts"),
-        pytest.param([ONE] * 2, STATES, 300, 40, 80, id="states"),
-        pytest.param([ONE] * 2, {"cache": 0, "attention": Attention(100, 100)}, 200, 30, 60, id="nothing cached"),
-    ],
+@named_cases(
+    ("weights", [ONE] * 2, {}, 200, 20, 40),
+    ("caches", [ONE] * 2, CACHED, 300, 30, 60),
+    ("heads", [ONE] * 2, HEADS, 300, 30, 60),
+    ("experts", [ONE, ONE, EXPERTS], HEADS, 850, 45 + 5, 90 + 10),
+    ("states", [ONE] * 2, STATES, 300, 40, 80),
+    ("nothing cached", [ONE] * 2, {"cache": 0, "attention": Attention(100, 100)}, 200, 30, 60),
 )
 def test_all_on_the_host_saves_a_split(
     layers: list[Any], more: dict[str, Any], size: int, on_device: float, on_host: float

@@ -6,13 +6,13 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter.planning.placing.boundaries import spread_counts, whole_counts
 from fitter.planning.placing.layer_sizes import Item, Unit
 from fitter.planning.placing.spill import Ranges, Times
+from tests.support.cases import named_cases
 
 UNITS = [
     Unit(i, 10, 5, (Item(i, f"blk.{i}.a", ("weight",), 20), Item(i, f"blk.{i}.b", ("weight",), 30))) for i in range(4)
@@ -23,31 +23,25 @@ def times(*seconds: float, by_byte: float = 0.1) -> Times:
     return Times(tuple((each,) * 4 for each in seconds), (by_byte,) * len(seconds))
 
 
-@pytest.mark.parametrize(
-    ("budgets", "first", "expected"),
-    [
-        pytest.param([130, 130], 0, (2, 2), id="two-each"),
-        pytest.param([129, 195], 0, (1, 3), id="a-byte-short"),
-        pytest.param([129, 194], 0, None, id="no-room"),
-        pytest.param([129, 65], 2, (1, 1), id="the-last-two"),
-    ],
+@named_cases(
+    ("two-each", [130, 130], 0, (2, 2)),
+    ("a-byte-short", [129, 195], 0, (1, 3)),
+    ("no-room", [129, 194], 0, None),
+    ("the-last-two", [129, 65], 2, (1, 1)),
 )
 def test_whole(budgets: list[int], first: int, expected: tuple[int, ...] | None) -> None:
     assert whole_counts(UNITS, budgets, first) == expected
 
 
-@pytest.mark.parametrize(
-    ("budgets", "first", "seconds", "expected"),
-    [
-        pytest.param([130, 130], 0, None, (2, 2), id="all-of-it"),
-        pytest.param([30, 30], 0, None, (2, 2), id="without-an-item"),
-        pytest.param([29, 30], 0, None, None, id="not-even-that"),
-        pytest.param([29, 31], 0, None, None, id="enough-for-no-layer-more"),
-        pytest.param([35, 195], 0, None, (1, 3), id="most-bytes"),
-        pytest.param([300, 300], 0, times(1.0, 2.0), (4, 0), id="the-faster-one"),
-        pytest.param([300, 300], 0, times(2.0, 1.0), (0, 4), id="the-faster-one-is-the-second"),
-        pytest.param([300, 300], 2, times(2.0, 1.0), (0, 2), id="from-the-third-on"),
-    ],
+@named_cases(
+    ("all-of-it", [130, 130], 0, None, (2, 2)),
+    ("without-an-item", [30, 30], 0, None, (2, 2)),
+    ("not-even-that", [29, 30], 0, None, None),
+    ("enough-for-no-layer-more", [29, 31], 0, None, None),
+    ("most-bytes", [35, 195], 0, None, (1, 3)),
+    ("the-faster-one", [300, 300], 0, times(1.0, 2.0), (4, 0)),
+    ("the-faster-one-is-the-second", [300, 300], 0, times(2.0, 1.0), (0, 4)),
+    ("from-the-third-on", [300, 300], 2, times(2.0, 1.0), (0, 2)),
 )
 def test_spread(budgets: list[int], first: int, seconds: Times | None, expected: tuple[int, ...] | None) -> None:
     assert spread_counts(Ranges(UNITS, seconds), budgets, first) == expected
@@ -108,16 +102,13 @@ def test_no_choice_of_boundaries_is_better(case: tuple[list[Unit], list[int], Ti
 LAYERS = [unit_of(i, 10, 0, (20,)) for i in range(90)]
 
 
-@pytest.mark.parametrize(
-    ("budgets", "first", "expected"),
-    [
-        pytest.param([75 * 30, 15 * 30], 0, (75, 15), id="large-and-small"),
-        pytest.param([15 * 30, 75 * 30], 0, (15, 75), id="small-and-large"),
-        pytest.param([60 * 30, 10 * 30], 20, (60, 10), id="from-the-twentieth-on"),
-        pytest.param([60 * 30, -10, 30 * 30], 0, (60, 0, 30), id="one-is-full"),
-        pytest.param([15 * 30] * 6, 0, (15,) * 6, id="six"),
-        pytest.param([30 * 30, 5 * 30, 30 * 30, 5 * 30, 20 * 30], 0, (30, 5, 30, 5, 20), id="five-that-differ"),
-    ],
+@named_cases(
+    ("large-and-small", [75 * 30, 15 * 30], 0, (75, 15)),
+    ("small-and-large", [15 * 30, 75 * 30], 0, (15, 75)),
+    ("from-the-twentieth-on", [60 * 30, 10 * 30], 20, (60, 10)),
+    ("one-is-full", [60 * 30, -10, 30 * 30], 0, (60, 0, 30)),
+    ("six", [15 * 30] * 6, 0, (15,) * 6),
+    ("five-that-differ", [30 * 30, 5 * 30, 30 * 30, 5 * 30, 20 * 30], 0, (30, 5, 30, 5, 20)),
 )
 def test_boundaries_of_many_layers(budgets: list[int], first: int, expected: tuple[int, ...]) -> None:
     # exactly what all devices have: any other boundaries would have some items leave

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from fitter.errors import LlamaCppError
 from fitter.llama.header.gguf_writer import TENSOR_TYPES
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, Row
 from fitter.planning.checked import calibration
 from fitter.planning.checked.calibration import CalibrationModel, Configuration, default_margin, twin_of
 from fitter.planning.request.constraints import device_limits
+from tests.support.cases import named_cases
 
 MIB = 2**20
 CARD = DeviceInfo("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", "CUDA", 24000 * MIB, 23000 * MIB, buffer_type="CUDA0")
@@ -31,23 +30,6 @@ def rows(*sizes: tuple[str, int, int, int], device: str = "CUDA0") -> Breakdown:
 ONE = rows(("CUDA0", 10, 20, 30), ("CUDA_Host", 1, 0, 2))
 FAILED = LlamaCppError("m.gguf: no memory")
 
-SIDES = {
-    "the same": (ONE, ONE, []),
-    "one byte": (ONE, rows(("CUDA0", 10, 20, 31), ("CUDA_Host", 1, 0, 2)), [("CUDA0 compute", 30, 31)]),
-    "each kind": (
-        ONE,
-        rows(("CUDA0", 9, 21, 30), ("CUDA_Host", 1, 0, 2)),
-        [("CUDA0 model", 10, 9), ("CUDA0 context", 20, 21)],
-    ),
-    "a row is missing": (ONE, rows(("CUDA0", 10, 20, 30)), [("CUDA_Host model", 1, 0), ("CUDA_Host compute", 2, 0)]),
-    "a row too many": (rows(("CUDA0", 10, 20, 30)), ONE, [("CUDA_Host model", 0, 1), ("CUDA_Host compute", 0, 2)]),
-    "a row of nothing": (ONE, rows(("CUDA0", 10, 20, 30), ("CUDA_Host", 1, 0, 2), ("CPU", 0, 0, 0)), []),
-    "both fail": (FAILED, LlamaCppError("m.gguf: no memory"), []),
-    "both fail, otherwise": (FAILED, LlamaCppError("m.gguf: no"), [("load", "no memory", "no")]),
-    "only the real one fails": (FAILED, ONE, [("load", "no memory", "loads")]),
-    "only the twin fails": (ONE, FAILED, [("load", "loads", "no memory")]),
-}
-
 
 def answer(result: Breakdown | LlamaCppError, asked: list[Params]) -> calibration.Measure:
     def measure(path: Path, params: Params) -> Breakdown:
@@ -59,7 +41,23 @@ def answer(result: Breakdown | LlamaCppError, asked: list[Params]) -> calibratio
     return measure
 
 
-@pytest.mark.parametrize(("real", "other", "expected"), SIDES.values(), ids=SIDES)
+@named_cases(
+    ("the same", ONE, ONE, []),
+    ("one byte", ONE, rows(("CUDA0", 10, 20, 31), ("CUDA_Host", 1, 0, 2)), [("CUDA0 compute", 30, 31)]),
+    (
+        "each kind",
+        ONE,
+        rows(("CUDA0", 9, 21, 30), ("CUDA_Host", 1, 0, 2)),
+        [("CUDA0 model", 10, 9), ("CUDA0 context", 20, 21)],
+    ),
+    ("a row is missing", ONE, rows(("CUDA0", 10, 20, 30)), [("CUDA_Host model", 1, 0), ("CUDA_Host compute", 2, 0)]),
+    ("a row too many", rows(("CUDA0", 10, 20, 30)), ONE, [("CUDA_Host model", 0, 1), ("CUDA_Host compute", 0, 2)]),
+    ("a row of nothing", ONE, rows(("CUDA0", 10, 20, 30), ("CUDA_Host", 1, 0, 2), ("CPU", 0, 0, 0)), []),
+    ("both fail", FAILED, LlamaCppError("m.gguf: no memory"), []),
+    ("both fail, otherwise", FAILED, LlamaCppError("m.gguf: no"), [("load", "no memory", "no")]),
+    ("only the real one fails", FAILED, ONE, [("load", "no memory", "loads")]),
+    ("only the twin fails", ONE, FAILED, [("load", "loads", "no memory")]),
+)
 def test_every_number_that_differs_is_found(
     real: Breakdown | LlamaCppError, other: Breakdown | LlamaCppError, expected: list[tuple[str, int, int]]
 ) -> None:
@@ -85,17 +83,14 @@ def test_a_device_has_its_own_name_on_both_sides() -> None:
     assert calibration.numbers_of(served, [SERVER]) == calibration.numbers_of(rows(("RPC0", 1, 2, 3)), [])
 
 
-TWINS = {
-    "by the driver": (CARD, 860, None, ("cuda", 860)),
-    "by the catalogue": (CARD, None, None, ("cuda", 890)),
-    "no such card": (replace(CARD, description="Card"), None, None, None),
-    "no profile": (SERVER, None, None, None),
-    "the user's": (SERVER, 750, "cuda", ("cuda", 750)),
-    "a profile without capability": (SERVER, None, "vulkan", ("vulkan", 0)),
-}
-
-
-@pytest.mark.parametrize(("info", "capability", "profile", "expected"), TWINS.values(), ids=TWINS)
+@named_cases(
+    ("by the driver", CARD, 860, None, ("cuda", 860)),
+    ("by the catalogue", CARD, None, None, ("cuda", 890)),
+    ("no such card", replace(CARD, description="Card"), None, None, None),
+    ("no profile", SERVER, None, None, None),
+    ("the user's", SERVER, 750, "cuda", ("cuda", 750)),
+    ("a profile without capability", SERVER, None, "vulkan", ("vulkan", 0)),
+)
 def test_twins(info: DeviceInfo, capability: int | None, profile: str | None, expected: tuple[str, int] | None) -> None:
     twin = twin_of(info, capability, profile)
     assert (twin and (twin.profile, twin.compute_capability)) == expected
@@ -107,16 +102,13 @@ def test_twins(info: DeviceInfo, capability: int | None, profile: str | None, ex
     )
 
 
-MARGINS = {
-    "not measured": (None, 1024),
-    "nothing": (0, 1024),
-    "as much as the slack leaves": (512, 1024),
-    "more": (513, 1025),
-    "much": (2000, 2512),
-}
-
-
-@pytest.mark.parametrize(("outside", "margin"), MARGINS.values(), ids=MARGINS)
+@named_cases(
+    ("not measured", None, 1024),
+    ("nothing", 0, 1024),
+    ("as much as the slack leaves", 512, 1024),
+    ("more", 513, 1025),
+    ("much", 2000, 2512),
+)
 def test_default_margin(outside: int | None, margin: int) -> None:
     assert default_margin(None if outside is None else outside * MIB) == margin * MIB
 
@@ -144,17 +136,14 @@ class FakeProcess:
         return Loaded(rows(("CUDA0", self.own, 0, 0), ("CUDA_Host", 5, 0, 0)), self.memory())
 
 
-LOADS = {
+@named_cases(
     # the observer sees before and with the other process; that one sees before and beside what it loaded
-    "context and work spaces": ((23000, 22530), (22530, 22000), 500, 470, 30),
-    "nothing but its own": ((23000, 23000), (23000, 22500), 500, 0, 0),
-    "a report that stands still": ((23000, 23000), (23000, 23000), 500, 0, None),
-    "one MiB too little": ((23000, 23000), (23000, 22501), 500, 0, None),
-    "somebody freed memory": ((22000, 23000), (23000, 22400), 500, None, 100),
-}
-
-
-@pytest.mark.parametrize(("observed", "seen", "own", "context", "outside"), LOADS.values(), ids=LOADS)
+    ("context and work spaces", (23000, 22530), (22530, 22000), 500, 470, 30),
+    ("nothing but its own", (23000, 23000), (23000, 22500), 500, 0, 0),
+    ("a report that stands still", (23000, 23000), (23000, 23000), 500, 0, None),
+    ("one MiB too little", (23000, 23000), (23000, 22501), 500, 0, None),
+    ("somebody freed memory", (22000, 23000), (23000, 22400), 500, None, 100),
+)
 def test_what_a_load_takes(
     observed: Iterable[int], seen: Iterable[int], own: int, context: int | None, outside: int | None
 ) -> None:

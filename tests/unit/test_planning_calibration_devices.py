@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import pytest
-
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, Row, VirtualDevice
 from fitter.machine.calibrated import Calibrated
 from fitter.planning.checked import calibration
@@ -19,6 +17,7 @@ from fitter.planning.checked.calibration import (
     configurations,
     twin_of,
 )
+from tests.support.cases import cases, named_cases
 
 CARD = DeviceInfo("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", "CUDA", 24 * 2**30, 23 * 2**30, buffer_type="CUDA0")
 SECOND = replace(CARD, name="CUDA1", buffer_type="CUDA1")
@@ -57,16 +56,15 @@ class Starter:
 
 
 BOTH = {"CUDA0": twin(CARD), "CUDA1": twin(SECOND)}
-GROUPS: dict[str, tuple[list[DeviceInfo], Mapping[str, VirtualDevice | None], list[tuple[str, ...]]]] = {
-    "no device": ([], {}, []),
-    "one": ([CARD], BOTH, [("CUDA0",)]),
-    "two, and both together": ([CARD, SECOND], BOTH, [("CUDA0",), ("CUDA1",), ("CUDA0", "CUDA1")]),
-    "one has no twin": ([CARD, SECOND], {**BOTH, "CUDA0": None}, [("CUDA1",)]),
-    "none has one": ([CARD], {"CUDA0": None}, []),
-}
 
 
-@pytest.mark.parametrize(("devices", "twins", "groups"), GROUPS.values(), ids=GROUPS)
+@named_cases(
+    ("no device", [], {}, []),
+    ("one", [CARD], BOTH, [("CUDA0",)]),
+    ("two, and both together", [CARD, SECOND], BOTH, [("CUDA0",), ("CUDA1",), ("CUDA0", "CUDA1")]),
+    ("one has no twin", [CARD, SECOND], {**BOTH, "CUDA0": None}, [("CUDA1",)]),
+    ("none has one", [CARD], {"CUDA0": None}, []),
+)
 def test_devices_are_compared_alone_and_together(
     devices: list[DeviceInfo], twins: Mapping[str, VirtualDevice | None], groups: list[tuple[str, ...]]
 ) -> None:
@@ -128,7 +126,7 @@ def test_what_is_stored() -> None:
     assert found == DeviceCalibration(CARD, twin(CARD), None, None)
 
 
-@pytest.mark.parametrize("backend", ["CUDA", "ROCm"])
+@cases("CUDA", "ROCm")
 def test_a_card_that_nobody_knows_has_no_twin(backend: str) -> None:
     unknown = replace(CARD, backend=backend, description="a card")
     assert twin_of(unknown, None) is None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from fitter.llama.types import Breakdown, Params
 from fitter.planning.placing.layer_sizes import HOST, Item
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search import choices
+from tests.support.cases import named_cases
 from tests.support.synthetic import SyntheticModel, limits, request
 
 DEVICES = limits(1000, 2000)
@@ -27,32 +26,22 @@ def trial(placement: Placement = LAYERS, seconds: float | None = 2.0, n_ctx: int
     return Trial(placement, DEVICES, params, Breakdown((), (), n_ctx, True), lacks, seconds)
 
 
-@pytest.mark.parametrize(
-    ("placement", "words"),
-    [
-        pytest.param(LAYERS, "whole layers on the host with", id="layers"),
-        pytest.param(Placement(4, (3, 2), ((UP, HOST),)), "whole layers on the host with", id="and-a-part-of-one"),
-        pytest.param(TENSORS, "single feed-forward tensors on the host", id="tensors"),
-        pytest.param(
-            Placement(0, (9, 0), ((QUERY, HOST),)), "the weights of some layers on the host", id="bare-caches"
-        ),
-        pytest.param(Placement(3, (4, 2), ((UP, HOST), (UP_TOO, 1))), "whole layers", id="a-part-is-on-another-device"),
-        pytest.param(
-            Placement(4, (5, 0), ((UP, 0),)), "the KV cache of some layers on the host", id="caches-on-the-host"
-        ),
-    ],
+@named_cases(
+    ("layers", LAYERS, "whole layers on the host with"),
+    ("and-a-part-of-one", Placement(4, (3, 2), ((UP, HOST),)), "whole layers on the host with"),
+    ("tensors", TENSORS, "single feed-forward tensors on the host"),
+    ("bare-caches", Placement(0, (9, 0), ((QUERY, HOST),)), "the weights of some layers on the host"),
+    ("a-part-is-on-another-device", Placement(3, (4, 2), ((UP, HOST), (UP_TOO, 1))), "whole layers"),
+    ("caches-on-the-host", Placement(4, (5, 0), ((UP, 0),)), "the KV cache of some layers on the host"),
 )
 def test_style(placement: Placement, words: str) -> None:
     assert choices.style(REQUEST, placement).startswith(words)
 
 
-@pytest.mark.parametrize(
-    ("best", "other", "seconds"),
-    [
-        pytest.param(trial(), TENSORS, 5.0, id="another-way"),
-        pytest.param(trial(), Placement(5, (3, 1)), None, id="the-same-way"),
-        pytest.param(trial(), None, None, id="no-other"),
-    ],
+@named_cases(
+    ("another-way", trial(), TENSORS, 5.0),
+    ("the-same-way", trial(), Placement(5, (3, 1)), None),
+    ("no-other", trial(), None, None),
 )
 def test_where_weights_go(best: Trial, other: Placement | None, seconds: float | None) -> None:
     choice = choices.where_weights_go(REQUEST, best, other, lambda placement: 5.0)
@@ -76,12 +65,9 @@ def test_which_devices_take_part() -> None:
     assert choices.which_devices_take_part(fewer, trial(missing=1)) is None
 
 
-@pytest.mark.parametrize(
-    ("n_ctx", "expected"),
-    [
-        pytest.param(4096, ["without CUDA1", "with CUDA1"], id="same-context"),
-        pytest.param(2048, ["without CUDA1, context 2048", "with CUDA1, context 4096"], id="another-context"),
-    ],
+@named_cases(
+    ("same-context", 4096, ["without CUDA1", "with CUDA1"]),
+    ("another-context", 2048, ["without CUDA1, context 2048", "with CUDA1, context 4096"]),
 )
 def test_are_remotes_worth_it(n_ctx: int, expected: list[str]) -> None:
     here = replace(trial(Placement(4, (5,)), seconds=1.0, n_ctx=n_ctx), devices=DEVICES[:1])

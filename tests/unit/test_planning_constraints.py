@@ -17,19 +17,17 @@ from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.request.summary import Problem
 from fitter.planning.speed.cost import Workload
 from fitter.text import MIB
+from tests.support.cases import cases, named_cases
 
 CARD = DeviceInfo("CUDA0", "a card", "gpu", "CUDA", 8192 * MIB, 8000 * MIB, buffer_type="CUDA0", largest_tensor=MIB)
 
 
-PARAMS = {
-    "nothing": ({}, Params()),
-    "a larger micro batch alone": ({"n_ubatch": 4096}, replace(Params(), n_ubatch=4096, n_batch=4096)),
-    "a smaller micro batch": ({"n_ubatch": 64}, replace(Params(), n_ubatch=64)),
-    "as they are given": ({"n_ubatch": 4096, "n_batch": 128}, replace(Params(), n_ubatch=4096, n_batch=128)),
-}
-
-
-@pytest.mark.parametrize(("words", "expected"), PARAMS.values(), ids=PARAMS)
+@named_cases(
+    ("nothing", {}, Params()),
+    ("a larger micro batch alone", {"n_ubatch": 4096}, replace(Params(), n_ubatch=4096, n_batch=4096)),
+    ("a smaller micro batch", {"n_ubatch": 64}, replace(Params(), n_ubatch=64)),
+    ("as they are given", {"n_ubatch": 4096, "n_batch": 128}, replace(Params(), n_ubatch=4096, n_batch=128)),
+)
 def test_params(words: dict[str, int], expected: Params) -> None:
     assert constraints.params_of(None, **words) == expected  # type: ignore[arg-type]
     assert constraints.params_of(["a", "b"], **words).devices == ("a", "b")  # type: ignore[arg-type]
@@ -41,16 +39,13 @@ def test_a_context_for_each_slot() -> None:
     assert constraints.params_of(None, kv_unified_per_slot=1000, n_seq_max=3, n_ctx=512).n_ctx == 512
 
 
-SEQUENCE = {
-    "divided": ({"n_ctx": 4096, "n_seq_max": 4}, 1024),
-    "unified": ({"n_ctx": 4096, "n_seq_max": 4, "kv_unified": True}, 4096),
-    "unified, and one": ({"n_ctx": 4096, "kv_unified": True}, 4096),
-    "the model's own": ({"n_seq_max": 4}, 777),
-    "no more than a slot has": ({"n_ctx": 4096, "n_seq_max": 4, "kv_unified": True, "kv_unified_per_slot": 512}, 512),
-}
-
-
-@pytest.mark.parametrize(("words", "expected"), SEQUENCE.values(), ids=SEQUENCE)
+@named_cases(
+    ("divided", {"n_ctx": 4096, "n_seq_max": 4}, 1024),
+    ("unified", {"n_ctx": 4096, "n_seq_max": 4, "kv_unified": True}, 4096),
+    ("unified, and one", {"n_ctx": 4096, "kv_unified": True}, 4096),
+    ("the model's own", {"n_seq_max": 4}, 777),
+    ("no more than a slot has", {"n_ctx": 4096, "n_seq_max": 4, "kv_unified": True, "kv_unified_per_slot": 512}, 512),
+)
 def test_the_context_of_a_sequence(words: dict[str, int], expected: int) -> None:
     params = constraints.params_of(None, **words)  # type: ignore[arg-type]
     assert constraints.context_of_a_sequence(params, 777) == expected
@@ -66,17 +61,16 @@ def test_a_model_that_does_not_say_is_causal() -> None:
 
 EXPERTS = ".ffn_(up|down|gate|gate_up)_(ch|)exps"
 NAMES = ("blk.0.ffn_up_exps.weight", "blk.1.ffn_up_exps.weight", "blk.10.ffn_up_exps.weight")
-OVERRIDES: dict[str, tuple[bool, int | None, tuple[TensorBuftOverride, ...]]] = {
-    "nothing": (False, None, ()),
-    "of no layer": (False, 0, ()),
-    "all": (True, None, (TensorBuftOverride(EXPERTS, "CPU"),)),
-    "all, whatever is said of layers": (True, 1, (TensorBuftOverride(EXPERTS, "CPU"),)),
-    "the first layer": (False, 1, (TensorBuftOverride(f"^blk.(0){EXPERTS}", "CPU"),)),
-    "the first ten": (False, 10, (TensorBuftOverride(f"^blk.(0|1){EXPERTS}", "CPU"),)),
-}
 
 
-@pytest.mark.parametrize(("cpu_moe", "n_cpu_moe", "expected"), OVERRIDES.values(), ids=OVERRIDES)
+@named_cases(
+    ("nothing", False, None, ()),
+    ("of no layer", False, 0, ()),
+    ("all", True, None, (TensorBuftOverride(EXPERTS, "CPU"),)),
+    ("all, whatever is said of layers", True, 1, (TensorBuftOverride(EXPERTS, "CPU"),)),
+    ("the first layer", False, 1, (TensorBuftOverride(f"^blk.(0){EXPERTS}", "CPU"),)),
+    ("the first ten", False, 10, (TensorBuftOverride(f"^blk.(0|1){EXPERTS}", "CPU"),)),
+)
 def test_experts_on_the_host(cpu_moe: bool, n_cpu_moe: int | None, expected: tuple[TensorBuftOverride, ...]) -> None:
     assert constraints.host_overrides(cpu_moe, n_cpu_moe, None, NAMES) == expected
 
@@ -88,7 +82,7 @@ def test_a_tensor_as_large_as_a_device_takes() -> None:
         constraints.check_targets([(TensorInfo("a", "f32", (1,), MIB + 1), override)], [CARD], [CARD])
 
 
-@pytest.mark.parametrize("kind", ["gpu", "igpu"])
+@cases("gpu", "igpu")
 def test_a_tensor_on_a_device_that_is_left_out(kind: str) -> None:
     caught = [(TensorInfo("a", "f32", (1,), 1), TensorBuftOverride(".*", "CUDA0"))]
     with pytest.raises(UsageError, match="puts a on CUDA0, and -dev"):
@@ -111,27 +105,26 @@ def card(margin: int) -> DeviceLimit:
     return DeviceLimit("CUDA0", "a card", 8 * MIB, 7 * MIB, margin, "CUDA0")
 
 
-MARGINS: dict[str, tuple[list[DeviceLimit], list[Problem], str]] = {
-    "nothing is wrong": ([card(9 * MIB)], [], ""),
-    "no device": ([], [ON_HOST], ""),
-    "as much as there is": ([card(8 * MIB)], [ON_HOST], ""),
-    "one of two is large enough": ([card(9 * MIB), card(1)], [ON_HOST], ""),
-    "the host lacks memory": (
+@named_cases(
+    ("nothing is wrong", [card(9 * MIB)], [], ""),
+    ("no device", [], [ON_HOST], ""),
+    ("as much as there is", [card(8 * MIB)], [ON_HOST], ""),
+    ("one of two is large enough", [card(9 * MIB), card(1)], [ON_HOST], ""),
+    (
+        "the host lacks memory",
         [card(9 * MIB)],
         [LACKING, ON_HOST],
         r"(9 MiB of CUDA0 with 8 MiB), so nothing can be placed there, but without a device the host lacks 2 MiB: "
         "use a smaller --fit-target",
     ),
-    "nothing but a device will do": (
+    (
+        "nothing but a device will do",
         [card(9 * MIB), card(10 * MIB)],
         [LACKING],
         "(9 MiB of CUDA0 with 8 MiB, 10 MiB of CUDA0 with 8 MiB), so nothing can be placed there, but -ngl, -ts or -ot "
         "needs a device: use a smaller --fit-target",
     ),
-}
-
-
-@pytest.mark.parametrize(("devices", "problems", "said"), MARGINS.values(), ids=MARGINS)
+)
 def test_margins_larger_than_every_device(devices: list[DeviceLimit], problems: list[Problem], said: str) -> None:
     if not said:
         constraints.check_margins(devices, problems)
@@ -141,31 +134,25 @@ def test_margins_larger_than_every_device(devices: list[DeviceLimit], problems: 
     assert str(caught.value) == f"the margin is larger than the device {said}"
 
 
-WORKLOADS = {
-    "both": (100, 200, 300, Workload(100, 200)),
-    "a prompt that leaves a token": (299, None, 300, Workload(299, 1)),
-    "an answer that leaves a token": (None, 299, 300, Workload(1, 299)),
-    "no room for more than a token": (None, None, 1, Workload(0, 1)),
-    "two tokens": (None, None, 2, Workload(1, 1)),
-}
-
-
-@pytest.mark.parametrize(("prompt", "generate", "context", "expected"), WORKLOADS.values(), ids=WORKLOADS)
+@named_cases(
+    ("both", 100, 200, 300, Workload(100, 200)),
+    ("a prompt that leaves a token", 299, None, 300, Workload(299, 1)),
+    ("an answer that leaves a token", None, 299, 300, Workload(1, 299)),
+    ("no room for more than a token", None, None, 1, Workload(0, 1)),
+    ("two tokens", None, None, 2, Workload(1, 1)),
+)
 def test_a_request_as_large_as_the_context(
     prompt: int | None, generate: int | None, context: int, expected: Workload
 ) -> None:
     assert constraints.workload_of(prompt, generate, context, is_set=True) == expected
 
 
-PROFILES = {
-    "none": (None, ["metal:64GiB"], ""),
-    "cards": ("library", ["rtx-4090", "rtx-3090"], ""),
-    "no cards": ("library", [], "describe them, such as --gpu rtx-4090"),
-    "another profile": ("library:/x", ["rtx-4090", "metal:64GiB"], "is for NVIDIA cards, but MTL0 is '"),
-}
-
-
-@pytest.mark.parametrize(("profile", "gpus", "said"), PROFILES.values(), ids=PROFILES)
+@named_cases(
+    ("none", None, ["metal:64GiB"], ""),
+    ("cards", "library", ["rtx-4090", "rtx-3090"], ""),
+    ("no cards", "library", [], "describe them, such as --gpu rtx-4090"),
+    ("another profile", "library:/x", ["rtx-4090", "metal:64GiB"], "is for NVIDIA cards, but MTL0 is '"),
+)
 def test_what_a_library_is_for(profile: str | None, gpus: list[str], said: str) -> None:
     if not said:
         constraints.check_profile(profile, parse_gpus(gpus))

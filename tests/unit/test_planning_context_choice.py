@@ -21,6 +21,7 @@ from fitter.planning.search.corrections import settle, settle_partial, settle_wh
 from fitter.planning.search.expectations import expected_plan, expected_whole, last_true, likely_fits_host
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks, SearchState
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import (
     CARD,
     DENSE,
@@ -58,28 +59,25 @@ def chosen(state: SearchState) -> Trial:
     return search(state.original_request, state.callbacks.measure, state.callbacks.record)
 
 
-@pytest.mark.parametrize(
-    ("found", "n_ctx", "is_whole"),
-    [
-        pytest.param(known(8000), 32768, True, id="everything"),
-        pytest.param(known(1500), 11264, True, id="as much as the whole model leaves room for"),
-        pytest.param(known(3500, 3000, model=MOE), 26624, False, id="more of it for a tensor on the host"),
-        pytest.param(known(900), 5632, False, id="a tenth of the time is for more context"),
-        pytest.param(known(900, context_cost=0.0), 4608, False, id="the quickest, and as much as takes as long"),
-        pytest.param(known(900, context_cost=math.inf), 32768, False, id="no limit"),
-        pytest.param(known(900, objective="context"), 32768, False, id="context is the objective"),
-        pytest.param(known(900, strategy="llama.cpp"), 4096, False, id="as upstream"),
-        pytest.param(known(1500, strategy="llama.cpp"), 11264, True, id="as upstream, the whole model"),
-        # for 4352 tokens another tensor is on the host: a fifth more time
-        pytest.param(known(1215, host_mib=600), 4096, False, id="next to no room beside it"),
-        pytest.param(known(640, 1019, host_mib=600, objective="context"), 27392, False, id="what the host holds"),
-        pytest.param(known(900, n_ctx=5120), 5120, False, id="the user's"),
-        pytest.param(known(1500, objective="context"), 32768, False, id="the most"),
-        # at 32768 tokens even the output alone is 27 MiB too much for its buffer
-        pytest.param(known(220, objective="context"), 32768, False, id="the most with nothing on the device"),
-        pytest.param(known(150, 150, objective="context"), 32768, False, id="nothing on either"),
-        pytest.param(known(host_mib=1400), 7168, False, id="on the host"),
-    ],
+@named_cases(
+    ("everything", known(8000), 32768, True),
+    ("as much as the whole model leaves room for", known(1500), 11264, True),
+    ("more of it for a tensor on the host", known(3500, 3000, model=MOE), 26624, False),
+    ("a tenth of the time is for more context", known(900), 5632, False),
+    ("the quickest, and as much as takes as long", known(900, context_cost=0.0), 4608, False),
+    ("no limit", known(900, context_cost=math.inf), 32768, False),
+    ("context is the objective", known(900, objective="context"), 32768, False),
+    ("as upstream", known(900, strategy="llama.cpp"), 4096, False),
+    ("as upstream, the whole model", known(1500, strategy="llama.cpp"), 11264, True),
+    # for 4352 tokens another tensor is on the host: a fifth more time
+    ("next to no room beside it", known(1215, host_mib=600), 4096, False),
+    ("what the host holds", known(640, 1019, host_mib=600, objective="context"), 27392, False),
+    ("the user's", known(900, n_ctx=5120), 5120, False),
+    ("the most", known(1500, objective="context"), 32768, False),
+    # at 32768 tokens even the output alone is 27 MiB too much for its buffer
+    ("the most with nothing on the device", known(220, objective="context"), 32768, False),
+    ("nothing on either", known(150, 150, objective="context"), 32768, False),
+    ("on the host", known(host_mib=1400), 7168, False),
 )
 def test_chosen_context(found: SearchState, n_ctx: int, is_whole: bool) -> None:
     trial = chosen(found)
@@ -102,7 +100,7 @@ def test_what_lacks_least_is_looked_for_at_the_smallest_context() -> None:
     assert not trial.fits and trial.params.n_ctx == 4096
 
 
-@pytest.mark.parametrize(("host_mib", "n_ctx"), [(750, 10240), (800, 12288), (850, 13312)])
+@cases((750, 10240), (800, 12288), (850, 13312))
 def test_contexts_for_which_the_host_has_no_room_are_not_asked(host_mib: int, n_ctx: int) -> None:
     made = known(900, host_mib=host_mib, context_cost=2.0).original_request
     llama = SyntheticLlama(DENSE, made.devices)
@@ -126,21 +124,18 @@ def test_a_byte_more_is_never_less_context() -> None:
         before = n_ctx
 
 
-SCANNED = {
-    "one card": known(900),
-    "one card, nearly the whole model": known(1200),
-    "one card, experts": known(2500, model=MOE),
-    "two cards": known(500, 600),
-    "a slow card": known(900, 600, speeds=(CARD, SLOW_CARD)),
-    "a slow card holds the rest": known(1300, 3000, speeds=(CARD, SLOW_CARD)),
-    "three cards, experts": known(1500, 1000, 1200, model=MOE, speeds=(CARD, SLOW_CARD, CARD)),
-    "for prompts": known(900, objective="prompt"),
-    "half as long again": known(900, context_cost=0.5),
-    "little host memory": known(900, host_mib=700),
-}
-
-
-@pytest.mark.parametrize("found", SCANNED.values(), ids=SCANNED)
+@named_cases(
+    ("one card", known(900)),
+    ("one card, nearly the whole model", known(1200)),
+    ("one card, experts", known(2500, model=MOE)),
+    ("two cards", known(500, 600)),
+    ("a slow card", known(900, 600, speeds=(CARD, SLOW_CARD))),
+    ("a slow card holds the rest", known(1300, 3000, speeds=(CARD, SLOW_CARD))),
+    ("three cards, experts", known(1500, 1000, 1200, model=MOE, speeds=(CARD, SLOW_CARD, CARD))),
+    ("for prompts", known(900, objective="prompt")),
+    ("half as long again", known(900, context_cost=0.5)),
+    ("little host memory", known(900, host_mib=700)),
+)
 def test_the_chosen_context_is_the_scans(found: SearchState) -> None:
     """No context by steps of an eighth is larger by a step, and takes no longer than the rule allows."""
     asked = found.original_request
@@ -173,7 +168,7 @@ class Crashing(SyntheticLlama):
         return super().measure(params)
 
 
-@pytest.mark.parametrize("objective", ["request", "context"])
+@cases("request", "context")
 def test_a_crash_is_a_context_too_large(objective: str) -> None:
     devices = limits(8000)
     asked = replace(priced(request(DENSE, devices), DENSE, CARD), objective=objective)
@@ -181,14 +176,11 @@ def test_a_crash_is_a_context_too_large(objective: str) -> None:
     assert trial.fits and 19000 < trial.params.n_ctx <= 20000
 
 
-@pytest.mark.parametrize(
-    ("mib", "too_large", "tight"),
-    [
-        pytest.param(3000, False, False, id="much-room"),
-        pytest.param(1220, False, False, id="room-for-a-buffer"),
-        pytest.param(1140, False, True, id="next-to-none"),
-        pytest.param(1120, True, True, id="less-than-weights-and-caches"),
-    ],
+@named_cases(
+    ("much-room", 3000, False, False),
+    ("room-for-a-buffer", 1220, False, False),
+    ("next-to-none", 1140, False, True),
+    ("less-than-weights-and-caches", 1120, True, True),
 )
 def test_what_is_too_large_by_itself(mib: int, too_large: bool, tight: bool) -> None:
     # weights on devices take 1060 MiB, the caches of 4096 tokens 128 less what is rounded
@@ -198,18 +190,15 @@ def test_what_is_too_large_by_itself(mib: int, too_large: bool, tight: bool) -> 
     assert (is_too_large(found, 4096), is_tight(found, 4096)) == (too_large, tight)
 
 
-@pytest.mark.parametrize(
-    ("model", "mib", "expected"),
-    [
-        pytest.param(DENSE, (1400,), 4096, id="one-device"),
-        pytest.param(DENSE, (4000, 4000), 32768, id="all-of-it"),
-        pytest.param(DENSE, (700, 700), 4096, id="none-of-it"),
-        # 1429 MiB at 4096 tokens, 2437 at 32768, and 3 times 66 of 1800 are wasted
-        pytest.param(DENSE, (900, 900), 8960, id="a-part-of-it"),
-        pytest.param(DENSE, (30, 900, 900), 8960, id="a-device-that-adds-nothing"),
-        # 5829 MiB, 6837, and 3 times 114 of 6400
-        pytest.param(MOE, (3200, 3200), 10496, id="experts-waste-less"),
-    ],
+@named_cases(
+    ("one-device", DENSE, (1400,), 4096),
+    ("all-of-it", DENSE, (4000, 4000), 32768),
+    ("none-of-it", DENSE, (700, 700), 4096),
+    # 1429 MiB at 4096 tokens, 2437 at 32768, and 3 times 66 of 1800 are wasted
+    ("a-part-of-it", DENSE, (900, 900), 8960),
+    ("a-device-that-adds-nothing", DENSE, (30, 900, 900), 8960),
+    # 5829 MiB, 6837, and 3 times 114 of 6400
+    ("experts-waste-less", MOE, (3200, 3200), 10496),
 )
 def test_context_in_total(model: SyntheticModel, mib: tuple[int, ...], expected: int) -> None:
     found = known(*mib, model=model)
@@ -217,15 +206,7 @@ def test_context_in_total(model: SyntheticModel, mib: tuple[int, ...], expected:
     assert context_in_total(found, top, bottom) == expected
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "until", "expected"),
-    [
-        pytest.param(0, 10, 5, 5, id="between"),
-        pytest.param(0, 10, 99, 9, id="all"),
-        pytest.param(3, 10, 0, 3, id="none"),
-        pytest.param(3, 4, 0, 3, id="nothing-to-ask"),
-    ],
-)
+@named_cases(("between", 0, 10, 5, 5), ("all", 0, 10, 99, 9), ("none", 3, 10, 0, 3), ("nothing-to-ask", 3, 4, 0, 3))
 def test_last_true(low: int, high: int, until: int, expected: int) -> None:
     assert last_true(low, high, lambda n: n <= until) == expected
     assert {last_true(low, high, lambda n: n <= until, near) for near in range(-1, 12)} == {expected}
@@ -257,7 +238,7 @@ def test_what_is_promised_is_what_then_fits() -> None:
     assert settle_whole(found, largest) is not None and settle_whole(found, largest + 256) is None
 
 
-@pytest.mark.parametrize(("host_mib", "expected"), [(None, True), (500, True), (120, False)])
+@cases((None, True), (500, True), (120, False))
 def test_promises_of_the_host(host_mib: int | None, expected: bool) -> None:
     found = known(8000, host_mib=host_mib)
     assert likely_fits_host(found, 32768), "nothing is known yet"
@@ -266,11 +247,7 @@ def test_promises_of_the_host(host_mib: int | None, expected: bool) -> None:
     assert likely_fits_host(found, 32768 * 60) is expected
 
 
-@pytest.mark.parametrize(
-    ("more", "paging", "expected"),
-    [(0, False, True), (-1, False, False), (-1, True, True)],
-    ids=["just enough", "a byte less", "weights are paged"],
-)
+@named_cases(("just enough", 0, False, True), ("a byte less", -1, False, False), ("weights are paged", -1, True, True))
 def test_a_host_holds_what_was_measured_there(more: int, paging: bool, expected: bool) -> None:
     # the token embedding, 10 MiB and 8 bytes for each token
     used = 110 * MIB + 32768 * 8
@@ -280,7 +257,7 @@ def test_a_host_holds_what_was_measured_there(more: int, paging: bool, expected:
     assert likely_fits_host(found, 32768) is expected
 
 
-@pytest.mark.parametrize(("free", "expected"), [(8 * MIB, True), (8 * MIB - 1, False)])
+@cases((8 * MIB, True), (8 * MIB - 1, False))
 def test_a_device_beside_the_models_holds_what_shares_the_memory(free: int, expected: bool) -> None:
     beside = replace(limits(1, 1)[1], free=free)
     found = known(8000, beside=(beside,))
@@ -290,15 +267,12 @@ def test_a_device_beside_the_models_holds_what_shares_the_memory(free: int, expe
     assert likely_fits_host(found, 4096) is expected
 
 
-@pytest.mark.parametrize(
-    ("model", "mib", "speeds", "kept"),
-    [
-        pytest.param(DENSE, (900, 8000), (CARD, SLOW_CARD), 1, id="all-of-it-on-a-slow-one"),
-        pytest.param(DENSE, (900, 700), (CARD,), 0, id="a-part-of-it-on-the-first"),
-        pytest.param(DENSE, (900, 700), (CARD,), 1, id="a-part-of-it-on-the-second"),
-        pytest.param(MOE, (2500, 3000), (CARD,), 0, id="experts-on-the-first"),
-        pytest.param(MOE, (2500, 3000), (CARD, SLOW_CARD), 1, id="experts-on-the-second"),
-    ],
+@named_cases(
+    ("all-of-it-on-a-slow-one", DENSE, (900, 8000), (CARD, SLOW_CARD), 1),
+    ("a-part-of-it-on-the-first", DENSE, (900, 700), (CARD,), 0),
+    ("a-part-of-it-on-the-second", DENSE, (900, 700), (CARD,), 1),
+    ("experts-on-the-first", MOE, (2500, 3000), (CARD,), 0),
+    ("experts-on-the-second", MOE, (2500, 3000), (CARD, SLOW_CARD), 1),
 )
 def test_a_plan_is_expected_as_it_then_is(
     model: SyntheticModel, mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], kept: int
@@ -324,13 +298,10 @@ def test_settling_corrects_until_it_fits() -> None:
     assert settle(found, 4096, False, lambda at: None) is None
 
 
-@pytest.mark.parametrize(
-    ("counts", "loads"),
-    [
-        pytest.param([(9, 0), (0, 9)], 1, id="what-is-no-faster-is-not-measured"),
-        pytest.param([(5, 4), (9, 0)], 2, id="what-is-faster-is"),
-        pytest.param([(9, 0), (9, 0)], 1, id="the-same-again"),
-    ],
+@named_cases(
+    ("what-is-no-faster-is-not-measured", [(9, 0), (0, 9)], 1),
+    ("what-is-faster-is", [(5, 4), (9, 0)], 2),
+    ("the-same-again", [(9, 0), (9, 0)], 1),
 )
 def test_a_correction_must_promise_something(counts: list[tuple[int, int]], loads: int) -> None:
     devices = limits(3000, 3000)

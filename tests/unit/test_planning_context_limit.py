@@ -14,6 +14,7 @@ from fitter.planning.request import context_limit
 from fitter.planning.request.context_limit import Excess, limited, usable, wider, within
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.best_plan import fit
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, load_calls, request
 
 MODEL = SyntheticModel(n_ctx_train=1 << 20)
@@ -60,7 +61,7 @@ def test_the_largest_context_that_the_device_takes_is_the_answer() -> None:
     assert llama.crashes == 0
 
 
-@pytest.mark.parametrize("n_seq_max", [3, 16])
+@cases(3, 16)
 def test_the_context_is_a_multiple_of_what_all_sequences_are_padded_to(n_seq_max: int) -> None:
     devices = taking(limits(400_000), 1000)
     llama = Strict(MODEL, devices)
@@ -86,10 +87,7 @@ def test_a_fixed_context_that_is_too_large_does_not_fit_and_says_what_would() ->
     assert plan.params.n_ctx == 262144 and plan.levers == ()
 
 
-@pytest.mark.parametrize(
-    ("allow", "context", "cache"),
-    [({"context"}, 262144, "f16"), ({"kv-q8_0"}, 400_128, "q8_0"), ({"kv-q8_0", "context"}, 400_128, "q8_0")],
-)
+@cases(({"context"}, 262144, "f16"), ({"kv-q8_0"}, 400_128, "q8_0"), ({"kv-q8_0", "context"}, 400_128, "q8_0"))
 def test_what_may_be_given_up_makes_it_fit(allow: set[str], context: int, cache: str) -> None:
     devices = taking(limits(100_000), 1024)
     llama = Strict(MODEL, devices)
@@ -120,7 +118,7 @@ def test_no_context_at_all_is_an_error_of_one_line() -> None:
         fitted(asked, Strict(MODEL, devices))
 
 
-@pytest.mark.parametrize("params", [Params(offload_kqv=False), Params(n_gpu_layers=0)], ids=["-nkvo", "-ngl 0"])
+@named_cases(("-nkvo", Params(offload_kqv=False)), ("-ngl 0", Params(n_gpu_layers=0)))
 def test_a_cache_in_host_memory_has_no_limit(params: Params) -> None:
     asked = request(MODEL, taking(limits(100_000), 4), params=params, fixed=("n_gpu_layers",))
 
@@ -169,14 +167,11 @@ def test_devices_that_the_user_has_chosen_stay() -> None:
 PINNED = TensorBuftOverride("blk.2.ffn_up", "CUDA0")
 
 
-@pytest.mark.parametrize(
-    ("mib", "n_ctx", "largest"),
-    [
-        pytest.param((16, None), 0, 4096, id="no-wider-than-the-device-with-the-tensors-takes"),
-        pytest.param((None, 16), 0, 32768, id="another-device-may-be-left-out"),
-        pytest.param((8, 16), 8192, 2048, id="the-device-with-the-tensors-is-in-the-way"),
-        pytest.param((16, 8), 8192, 4096, id="one-that-takes-less-is-not"),
-    ],
+@named_cases(
+    ("no-wider-than-the-device-with-the-tensors-takes", (16, None), 0, 4096),
+    ("another-device-may-be-left-out", (None, 16), 0, 32768),
+    ("the-device-with-the-tensors-is-in-the-way", (8, 16), 8192, 2048),
+    ("one-that-takes-less-is-not", (16, 8), 8192, 4096),
 )
 def test_a_device_with_tensors_of_the_user_stays(mib: tuple[int | None, ...], n_ctx: int, largest: int) -> None:
     devices = taking(limits(20_000, 20_000), *mib)

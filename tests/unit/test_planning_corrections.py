@@ -18,6 +18,7 @@ from fitter.planning.search.proposals import Situation
 from fitter.planning.search.room import Room
 from fitter.planning.search.search_state import Callbacks, SearchState
 from fitter.planning.speed.explain import Choice
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
@@ -47,7 +48,7 @@ def proposing(*placements: Placement | None) -> Callable[[Situation], Placement 
     return lambda at: next(each, None)
 
 
-@pytest.mark.parametrize("is_whole", [True, False])
+@cases(True, False)
 def test_what_is_proposed_from(is_whole: bool) -> None:
     """The buffers of placements of this kind; where nothing comes of that, not those of the other kind."""
     found, _ = known(3000, 3000)
@@ -62,14 +63,11 @@ def test_what_is_proposed_from(is_whole: bool) -> None:
     assert (rooms[0] == rooms[1]) is is_whole
 
 
-@pytest.mark.parametrize(
-    ("is_priced", "proposed", "placement", "loads"),
-    [
-        pytest.param(True, (ON_BOTH, None, ON_THE_FIRST), ON_THE_FIRST, 2, id="a-faster-one"),
-        pytest.param(True, (ON_THE_FIRST, None, ON_THE_SECOND), ON_THE_FIRST, 1, id="one-that-is-no-faster"),
-        pytest.param(True, (ON_BOTH, None, ON_BOTH), ON_BOTH, 1, id="the-same-again"),
-        pytest.param(False, (ON_BOTH, None, ON_THE_FIRST), ON_BOTH, 1, id="nothing-is-priced"),
-    ],
+@named_cases(
+    ("a-faster-one", True, (ON_BOTH, None, ON_THE_FIRST), ON_THE_FIRST, 2),
+    ("one-that-is-no-faster", True, (ON_THE_FIRST, None, ON_THE_SECOND), ON_THE_FIRST, 1),
+    ("the-same-again", True, (ON_BOTH, None, ON_BOTH), ON_BOTH, 1),
+    ("nothing-is-priced", False, (ON_BOTH, None, ON_THE_FIRST), ON_BOTH, 1),
 )
 def test_a_plan_is_refined_in_the_room_that_it_leaves(
     is_priced: bool, proposed: tuple[Placement | None, ...], placement: Placement, loads: int
@@ -79,14 +77,11 @@ def test_a_plan_is_refined_in_the_room_that_it_leaves(
     assert trial is not None and (trial.placement, len(llama.asked)) == (placement, loads)
 
 
-@pytest.mark.parametrize(
-    ("mib", "proposed", "times", "placement", "loads"),
-    [
-        pytest.param(3000, (ON_BOTH, ON_THE_FIRST), 1.5, ON_BOTH, 1, id="kept-at-once"),
-        pytest.param(3000, (ON_BOTH, ON_THE_FIRST), 1.0, ON_THE_FIRST, 2, id="kept-by-a-correction"),
-        pytest.param(1000, (ON_THE_FIRST, ON_BOTH), 1.5, ON_BOTH, 2, id="corrected-until-it-fits"),
-        pytest.param(1000, (ON_THE_FIRST, ON_BOTH), 0.95, None, 1, id="out-of-reach"),
-    ],
+@named_cases(
+    ("kept-at-once", 3000, (ON_BOTH, ON_THE_FIRST), 1.5, ON_BOTH, 1),
+    ("kept-by-a-correction", 3000, (ON_BOTH, ON_THE_FIRST), 1.0, ON_THE_FIRST, 2),
+    ("corrected-until-it-fits", 1000, (ON_THE_FIRST, ON_BOTH), 1.5, ON_BOTH, 2),
+    ("out-of-reach", 1000, (ON_THE_FIRST, ON_BOTH), 0.95, None, 1),
 )
 def test_where_a_limit_is_set_only_whether_it_is_kept_is_asked(
     mib: int, proposed: tuple[Placement, ...], times: float, placement: Placement | None, loads: int
@@ -147,14 +142,11 @@ class Refusing(SyntheticLlama):
         return super().measure(params)
 
 
-@pytest.mark.parametrize(
-    ("error", "is_plain", "is_raised"),
-    [
-        pytest.param(LlamaCppError("no"), False, False, id="refused"),
-        pytest.param(LlamaCppError("no"), True, True, id="refused-though-plain"),
-        pytest.param(LlamaCppCrashError("SIGABRT"), False, False, id="a-crash"),
-        pytest.param(LlamaCppCrashError("SIGABRT"), True, False, id="a-crash-though-plain"),
-    ],
+@named_cases(
+    ("refused", LlamaCppError("no"), False, False),
+    ("refused-though-plain", LlamaCppError("no"), True, True),
+    ("a-crash", LlamaCppCrashError("SIGABRT"), False, False),
+    ("a-crash-though-plain", LlamaCppCrashError("SIGABRT"), True, False),
 )
 def test_what_llama_cpp_refuses_is_plain_from_then_on(error: LlamaCppError, is_plain: bool, is_raised: bool) -> None:
     found, _ = known(3000, 3000)
@@ -172,7 +164,7 @@ def test_what_llama_cpp_refuses_is_plain_from_then_on(error: LlamaCppError, is_p
     assert trial is not None and trial.placement == ON_THE_FIRST and refused.is_plain
 
 
-@pytest.mark.parametrize(("host_mib", "is_plain"), [(100, True), (1000, False)])
+@cases((100, True), (1000, False))
 def test_where_the_host_lacks_memory_placements_are_plain_from_then_on(host_mib: int, is_plain: bool) -> None:
     found, _ = known(3000, host_mib=host_mib)
     brought = Placement(4, (5,), ((found.units(N_CTX)[3].items[0], 0),))

@@ -18,6 +18,7 @@ from fitter.planning.speed import cost
 from fitter.planning.speed.cost import MIN_OFFLOAD_BATCH, Attention, Estimate, Layer, Weights, Work, Workload, price
 from fitter.planning.speed.model_facts import LOOKED_UP
 from tests.support import speed_rows
+from tests.support.cases import cases, named_cases
 from tests.support.speed_orders import Speed, generation_speeds, prompt_speeds
 from tests.support.speed_rows import DATA
 
@@ -189,10 +190,7 @@ def test_a_quantized_cache_is_read_for_every_query_head() -> None:
 # ---- prompts
 
 
-@pytest.mark.parametrize(
-    ("tokens", "op_offload", "streams"),
-    [(MIN_OFFLOAD_BATCH - 1, True, False), (MIN_OFFLOAD_BATCH, True, True), (MIN_OFFLOAD_BATCH, False, False)],
-)
+@cases((MIN_OFFLOAD_BATCH - 1, True, False), (MIN_OFFLOAD_BATCH, True, True), (MIN_OFFLOAD_BATCH, False, False))
 def test_host_weights_are_streamed_from_a_batch_on(tokens: int, op_offload: bool, streams: bool) -> None:
     placed = work(*[layer(0, HOST)] * 8, op_offload=op_offload)
     faster_slot = replace(FAST, pcie=2 * FAST.pcie)
@@ -301,19 +299,16 @@ def with_bare(count: int) -> cost.Costs:
     return replace(cost.default(), splits=replace(cost.default().splits, bare=count))
 
 
-@pytest.mark.parametrize(
-    ("layers", "expected"),
-    [
-        # measured with llama.cpp: dummy loads of Llama 3.1 8B, Qwen3 30B A3B and DeepSeek V3.1 (3 dense layers)
-        ([layer(0)] * 32, 2),
-        ([layer(HOST)] * 13 + [layer(0)] * 19, 2),
-        ([layer(HOST)] * 32, 1),
-        ([layer(0, HOST)] * 10 + [layer(0)] * 22, 22),
-        ([layer(0, cache=HOST)] * 32, 66),
-        ([layer(0)] * 17 + [layer(1)] * 15, 3),
-        ([layer(0, 1)] * 10 + [layer(0)] * 7 + [layer(1)] * 15, 23),
-        ([layer(0)] * 3 + [layer(0, HOST)] * 28 + [layer(1, HOST)] * 30, 119),
-    ],
+@cases(
+    # measured with llama.cpp: dummy loads of Llama 3.1 8B, Qwen3 30B A3B and DeepSeek V3.1 (3 dense layers)
+    ([layer(0)] * 32, 2),
+    ([layer(HOST)] * 13 + [layer(0)] * 19, 2),
+    ([layer(HOST)] * 32, 1),
+    ([layer(0, HOST)] * 10 + [layer(0)] * 22, 22),
+    ([layer(0, cache=HOST)] * 32, 66),
+    ([layer(0)] * 17 + [layer(1)] * 15, 3),
+    ([layer(0, 1)] * 10 + [layer(0)] * 7 + [layer(1)] * 15, 23),
+    ([layer(0)] * 3 + [layer(0, HOST)] * 28 + [layer(1, HOST)] * 30, 119),
 )
 def test_predicted_splits(layers: list[Layer], expected: int) -> None:
     assert splits(*layers)[1] == expected
@@ -328,17 +323,14 @@ def test_a_cache_without_weights_costs_the_splits_of_the_data_file() -> None:
     assert splits(bare, bare, costs=with_bare(11))[1] == 2 + 22
 
 
-@pytest.mark.parametrize(
-    ("layers", "measured"),
-    [
-        # as above, of a prompt
-        ([layer(0)] * 32, 2),
-        ([layer(HOST)] * 13 + [layer(0)] * 19, 159),
-        ([layer(0, HOST)] * 10 + [layer(0)] * 22, 32),
-        ([layer(0, cache=HOST)] * 32, 66),
-        ([layer(0)] * 17 + [layer(1)] * 15, 3),
-        ([layer(0)] * 3 + [layer(0, HOST)] * 28 + [layer(1, HOST)] * 30, 207),
-    ],
+@cases(
+    # as above, of a prompt
+    ([layer(0)] * 32, 2),
+    ([layer(HOST)] * 13 + [layer(0)] * 19, 159),
+    ([layer(0, HOST)] * 10 + [layer(0)] * 22, 32),
+    ([layer(0, cache=HOST)] * 32, 66),
+    ([layer(0)] * 17 + [layer(1)] * 15, 3),
+    ([layer(0)] * 3 + [layer(0, HOST)] * 28 + [layer(1, HOST)] * 30, 207),
 )
 def test_predicted_splits_of_a_prompt(layers: list[Layer], measured: int) -> None:
     assert splits(*layers)[0] == pytest.approx(measured, rel=0.2)
@@ -363,26 +355,23 @@ def test_measured_splits_count() -> None:
 # ---- devices
 
 
-@pytest.mark.parametrize(
-    ("kind", "capability", "name", "family"),
-    [
-        ("cuda", "8.9", "RTX 4090", "cuda"),
-        ("cuda", "12.0", "RTX 5090", "cuda"),
-        ("cuda", "6.1", "GTX 1080 Ti", "cuda-old"),
-        ("cuda", "7.0", "Tesla V100", "cuda-hbm"),
-        ("cuda", "7.5", "RTX 2080", "cuda"),
-        ("cuda", "10.0", "B200", "cuda-hbm"),
-        ("cuda", "12.1", "DGX Spark", "cuda-spark"),
-        ("cuda", "8.6", "RTX 3090", "cuda-ampere"),
-        ("rocm", "gfx1100", "RX 7900 XTX", "rocm"),
-        ("rocm", "gfx942", "MI300X", "rocm-hbm"),
-        ("vulkan", "", "Intel Arc A770", "vulkan-alchemist"),
-        ("vulkan", "", "Intel Arc B580", "vulkan"),
-        ("vulkan", "8.9", "RTX 4090", "vulkan"),
-        ("vulkan", "", "Apple M2", "vulkan-apple"),
-        ("metal", "", "Apple M2", "metal"),
-        ("sycl", "", "a stranger", "vulkan"),
-    ],
+@cases(
+    ("cuda", "8.9", "RTX 4090", "cuda"),
+    ("cuda", "12.0", "RTX 5090", "cuda"),
+    ("cuda", "6.1", "GTX 1080 Ti", "cuda-old"),
+    ("cuda", "7.0", "Tesla V100", "cuda-hbm"),
+    ("cuda", "7.5", "RTX 2080", "cuda"),
+    ("cuda", "10.0", "B200", "cuda-hbm"),
+    ("cuda", "12.1", "DGX Spark", "cuda-spark"),
+    ("cuda", "8.6", "RTX 3090", "cuda-ampere"),
+    ("rocm", "gfx1100", "RX 7900 XTX", "rocm"),
+    ("rocm", "gfx942", "MI300X", "rocm-hbm"),
+    ("vulkan", "", "Intel Arc A770", "vulkan-alchemist"),
+    ("vulkan", "", "Intel Arc B580", "vulkan"),
+    ("vulkan", "8.9", "RTX 4090", "vulkan"),
+    ("vulkan", "", "Apple M2", "vulkan-apple"),
+    ("metal", "", "Apple M2", "metal"),
+    ("sycl", "", "a stranger", "vulkan"),
 )
 def test_family(kind: str, capability: str, name: str, family: str) -> None:
     device = replace(FAST, kind=kind, compute_capability=capability, source=f"catalogue: {name}")
@@ -403,7 +392,7 @@ def test_a_family_says_what_differs() -> None:
     assert (found.min_bits, found.splits) == (3.0, counts)
 
 
-@pytest.mark.parametrize("bandwidth", [0.0, -1.0])
+@cases(0.0, -1.0)
 def test_speeds_that_are_none(bandwidth: float) -> None:
     with pytest.raises(ValueError, match="greater than 0"):
         priced(work(layer(0)), host=replace(DESKTOP, bandwidth=bandwidth))
@@ -521,7 +510,7 @@ def small(device: DeviceSpeed, streams: bool = True, workload: Workload = REQUES
     return cost.setting(placed, (device,), PC, workload, replace(PLAIN, families=families))
 
 
-@pytest.mark.parametrize(("placed", "device", "streams", "prompt", "generation"), ATTENDED.values(), ids=ATTENDED)
+@cases(ATTENDED)
 def test_attention_by_hand(placed: Layer, device: DeviceSpeed, streams: bool, prompt: float, generation: float) -> None:
     found = cost.attention_seconds(placed, small(device, streams))
     assert (found.prompt, found.generation) == (pytest.approx(prompt), pytest.approx(generation))
@@ -543,35 +532,29 @@ def test_time_is_said_of_where_it_is_spent() -> None:
     assert names == ["device 0: weights", "device 0: layers", "host: attention", "graph splits"]
 
 
-WEIGHED: dict[str, tuple[Weights, bool, float, float]] = {
-    "on a device": (Weights(0, 200, 100), True, 12800 / 500 + 200 / 50, 200 / 50),
+@named_cases(
+    ("on a device", Weights(0, 200, 100), True, 12800 / 500 + 200 / 50, 200 / 50),
     # unpacked as if each weight had four bits
-    "of few bits": (Weights(0, 40, 100), True, 12800 / 500 + 40 / 50, 50 / 50),
-    "on the host": (Weights(HOST, 200, 100), True, 12800 / 500 + 200 / 25, 200 / 10),
-    "on the host, not streamed": (Weights(HOST, 200, 100), False, 12800 / 12 + 200 / 10, 200 / 10),
-    "kept on the host, so never streamed": (KEPT[0], True, 12800 / 12 + 200 / 10, 200 / 10),
+    ("of few bits", Weights(0, 40, 100), True, 12800 / 500 + 40 / 50, 50 / 50),
+    ("on the host", Weights(HOST, 200, 100), True, 12800 / 500 + 200 / 25, 200 / 10),
+    ("on the host, not streamed", Weights(HOST, 200, 100), False, 12800 / 12 + 200 / 10, 200 / 10),
+    ("kept on the host, so never streamed", KEPT[0], True, 12800 / 12 + 200 / 10, 200 / 10),
     # a quarter of eight for each token, and nearly all of them for 64
-    "experts": (Weights(0, 200, 100, True), True, 3200 / 500 + 200 / 50, 50 / 50),
-    "experts on the host": (Weights(HOST, 200, 100, True), False, 3200 / 12 + 200 / 10, 50 / 10),
-}
-
-
-@pytest.mark.parametrize(("weights", "streams", "prompt", "generation"), WEIGHED.values(), ids=WEIGHED)
+    ("experts", Weights(0, 200, 100, True), True, 3200 / 500 + 200 / 50, 50 / 50),
+    ("experts on the host", Weights(HOST, 200, 100, True), False, 3200 / 12 + 200 / 10, 50 / 10),
+)
 def test_weights_by_hand(weights: Weights, streams: bool, prompt: float, generation: float) -> None:
     found = cost.tensor_seconds(weights, small(SMALL, streams, n_expert=8))
     assert (found.prompt, found.generation) == (pytest.approx(prompt, rel=1e-6), pytest.approx(generation))
 
 
-@pytest.mark.parametrize(
-    ("weights", "generation"),
-    [
-        # a quarter of them, at half of the bandwidth
-        pytest.param(Weights(0, 200, 100, True), 50 / 25, id="experts"),
-        pytest.param(Weights(0, 20, 100, True), 12.5 / 50, id="of few bits, which take longer to unpack"),
-        pytest.param(Weights(0, 200, 100), 200 / 50, id="other weights"),
-        pytest.param(Weights(HOST, 200, 100, True, cache=cost.ExpertCache(0, 1.0)), 50 / 25, id="in a cache"),
-        pytest.param(Weights(HOST, 200, 100, True), 50 / 10, id="experts on the host"),
-    ],
+@named_cases(
+    # a quarter of them, at half of the bandwidth
+    ("experts", Weights(0, 200, 100, True), 50 / 25),
+    ("of few bits, which take longer to unpack", Weights(0, 20, 100, True), 12.5 / 50),
+    ("other weights", Weights(0, 200, 100), 200 / 50),
+    ("in a cache", Weights(HOST, 200, 100, True, cache=cost.ExpertCache(0, 1.0)), 50 / 25),
+    ("experts on the host", Weights(HOST, 200, 100, True), 50 / 10),
 )
 def test_small_experts_reach_less_of_the_bandwidth(weights: Weights, generation: float) -> None:
     at = small(SMALL, n_expert=8)
@@ -580,33 +563,33 @@ def test_small_experts_reach_less_of_the_bandwidth(weights: Weights, generation:
     assert found.generation == pytest.approx(generation)
 
 
-@pytest.mark.parametrize(("experts", "share"), [(True, 1 - 0.75**2), (False, 1)], ids=["experts", "other weights"])
+@named_cases(("experts", True, 1 - 0.75**2), ("other weights", False, 1))
 def test_two_tokens_touch_few_experts(experts: bool, share: float) -> None:
     found = cost.tensor_seconds(Weights(0, 200, 0, experts), small(SMALL, workload=Workload(2, 1), n_expert=8))
     assert found.prompt == pytest.approx(share * 200 / 50)
 
 
 FOUR = replace(REQUEST, users=4)
+
+
 # products of a token with these weights: 200 operations; of three more users 600, at half of what prompts reach
-FURTHER: dict[str, tuple[Weights, bool, Workload, float]] = {
-    "on a device": (Weights(0, 200, 100), True, FOUR, 200 / 50 + 600 / 250),
-    "on the host": (Weights(HOST, 200, 100), True, FOUR, 200 / 10 + 600 / 12),
+@named_cases(
+    ("on a device", Weights(0, 200, 100), True, FOUR, 200 / 50 + 600 / 250),
+    ("on the host", Weights(HOST, 200, 100), True, FOUR, 200 / 10 + 600 / 12),
     # a quarter of eight for each user, and 1 - 0.75^4 of them for all
-    "experts": (Weights(0, 200, 100, True), True, FOUR, (1 - 0.75**4) * 200 / 50 + 150 / 250),
-    "experts on the host": (Weights(HOST, 200, 100, True), True, FOUR, (1 - 0.75**4) * 200 / 10 + 150 / 12),
-    "31 users, on the host": (Weights(HOST, 200, 100), True, replace(FOUR, users=31), 200 / 10 + 30 * 200 / 12),
-    "32 users, streamed": (Weights(HOST, 200, 100), True, replace(FOUR, users=32), 200 / 25 + 31 * 200 / 250),
-    "32 users, not streamed": (Weights(HOST, 200, 100), False, replace(FOUR, users=32), 200 / 10 + 31 * 200 / 12),
-    "32 users, kept on the host": (KEPT[0], True, replace(FOUR, users=32), 200 / 10 + 31 * 200 / 12),
-    "in a cache of experts": (
+    ("experts", Weights(0, 200, 100, True), True, FOUR, (1 - 0.75**4) * 200 / 50 + 150 / 250),
+    ("experts on the host", Weights(HOST, 200, 100, True), True, FOUR, (1 - 0.75**4) * 200 / 10 + 150 / 12),
+    ("31 users, on the host", Weights(HOST, 200, 100), True, replace(FOUR, users=31), 200 / 10 + 30 * 200 / 12),
+    ("32 users, streamed", Weights(HOST, 200, 100), True, replace(FOUR, users=32), 200 / 25 + 31 * 200 / 250),
+    ("32 users, not streamed", Weights(HOST, 200, 100), False, replace(FOUR, users=32), 200 / 10 + 31 * 200 / 12),
+    ("32 users, kept on the host", KEPT[0], True, replace(FOUR, users=32), 200 / 10 + 31 * 200 / 12),
+    (
+        "in a cache of experts",
         Weights(HOST, 200, 100, True, cache=cost.ExpertCache(0, 0.9)),
         *(True, FOUR),
         (1 - 0.75**4) * (200 / 50 + 0.1 * 200 / 25) + 150 / 250,
     ),
-}
-
-
-@pytest.mark.parametrize(("weights", "streams", "workload", "generation"), FURTHER.values(), ids=FURTHER)
+)
 def test_weights_for_several_users(weights: Weights, streams: bool, workload: Workload, generation: float) -> None:
     at = small(SMALL, streams, workload, n_expert=8)
     families = {name: replace(family, few=0.5, few_experts=0.5) for name, family in at.costs.families.items()}
@@ -644,29 +627,21 @@ def test_a_network_carries_the_tokens_of_all_users() -> None:
     assert cost.logits_seconds(output, at).generation == pytest.approx(4 * 4 * 10 / 40)
 
 
-@pytest.mark.parametrize(
-    ("placed", "streams", "prompt", "generation"),
-    [
-        pytest.param(Layer(0, THERE), True, 0.5, 0.5, id="on a device"),
-        pytest.param(Layer(0, (*THERE, *HERE)), True, 0.5, 0.5 + 0.03, id="with some on the host"),
-        pytest.param(Layer(0, (*THERE, *HERE)), False, 0.5 + 0.03, 0.5 + 0.03, id="which are not streamed"),
-        pytest.param(Layer(0, (*THERE, *KEPT), n_host_only=1), True, 0.5 + 0.03, 0.5 + 0.03, id="which are kept there"),
-        pytest.param(
-            Layer(HOST, (*HERE, *KEPT), n_host_only=1), True, 0.56, 0.06, id="all on the host, some kept there"
-        ),
-        pytest.param(Layer(HOST, HERE), True, 0.5, 0.06, id="on the host"),
-        pytest.param(Layer(HOST, HERE), False, 0.06, 0.06, id="on the host, not streamed"),
-    ],
+@named_cases(
+    ("on a device", Layer(0, THERE), True, 0.5, 0.5),
+    ("with some on the host", Layer(0, (*THERE, *HERE)), True, 0.5, 0.5 + 0.03),
+    ("which are not streamed", Layer(0, (*THERE, *HERE)), False, 0.5 + 0.03, 0.5 + 0.03),
+    ("which are kept there", Layer(0, (*THERE, *KEPT), n_host_only=1), True, 0.5 + 0.03, 0.5 + 0.03),
+    ("all on the host, some kept there", Layer(HOST, (*HERE, *KEPT), n_host_only=1), True, 0.56, 0.06),
+    ("on the host", Layer(HOST, HERE), True, 0.5, 0.06),
+    ("on the host, not streamed", Layer(HOST, HERE), False, 0.06, 0.06),
 )
 def test_layers_by_hand(placed: Layer, streams: bool, prompt: float, generation: float) -> None:
     found = cost.layer_seconds(placed, small(SMALL, streams))
     assert (found.prompt, found.generation) == (pytest.approx(prompt), pytest.approx(generation))
 
 
-@pytest.mark.parametrize(
-    ("n_ubatch", "workload", "batch"),
-    [(512, Workload(64, 1), 64), (32, Workload(64, 1), 32), (512, Workload(0, 1), 512), (512, Workload(1, 1), 1)],
-)
+@cases((512, Workload(64, 1), 64), (32, Workload(64, 1), 32), (512, Workload(0, 1), 512), (512, Workload(1, 1), 1))
 def test_a_batch_is_as_much_as_there_is(n_ubatch: int, workload: Workload, batch: int) -> None:
     assert cost.setting(Work((), 8, n_ubatch=n_ubatch), (SMALL,), PC, workload, PLAIN).batch == batch
 
@@ -679,15 +654,12 @@ def test_a_setting_on_other_devices_streams_where_one_of_them_can() -> None:
         assert not replace(at, streams=False).on(devices).streams
 
 
-@pytest.mark.parametrize(
-    ("placed", "generation", "prompt"),
-    [
-        # beside the two that there are without
-        pytest.param(Layer(0, (*THERE, *KEPT), n_host_only=1), 2, 2, id="one"),
-        pytest.param(Layer(0, (*THERE, *KEPT), n_host_only=7), 8, 8, id="seven"),
-        pytest.param(Layer(0, (*THERE, *KEPT, *HERE), n_host_only=7), 8 + 2, 8 + 3, id="and some that are not"),
-        pytest.param(Layer(HOST, KEPT, n_host_only=7), 0, 12, id="a layer on the host"),
-    ],
+@named_cases(
+    # beside the two that there are without
+    ("one", Layer(0, (*THERE, *KEPT), n_host_only=1), 2, 2),
+    ("seven", Layer(0, (*THERE, *KEPT), n_host_only=7), 8, 8),
+    ("and some that are not", Layer(0, (*THERE, *KEPT, *HERE), n_host_only=7), 8 + 2, 8 + 3),
+    ("a layer on the host", Layer(HOST, KEPT, n_host_only=7), 0, 12),
 )
 def test_splits_of_what_is_kept_on_the_host(placed: Layer, generation: int, prompt: int) -> None:
     placed_as = (Layer(0, THERE), placed) if placed.home == 0 else (placed, Layer(0, THERE))
@@ -824,24 +796,21 @@ def network(estimate: Estimate, device: int) -> float:
     return sum(part.generation for part in estimate.parts if part.name == f"device {device}: network")
 
 
-TRIPS = {
-    "all there": ((0, 0, 0), 0, TRIP + LOGITS),
-    "none there": ((1, 1, 1), 0, 0.0),
-    "the first ones there": ((0, 0, 1), 0, TRIP),
-    "the last ones there": ((1, 0, 0), 0, TRIP + LOGITS),
-    "there and back and there": ((0, 1, 0), 0, 2 * TRIP + LOGITS),
-    "from the host": ((HOST, 0, 1), 0, TRIP),
-}
-
-
-@pytest.mark.parametrize(("homes", "device", "seconds"), TRIPS.values(), ids=TRIPS)
+@named_cases(
+    ("all there", (0, 0, 0), 0, TRIP + LOGITS),
+    ("none there", (1, 1, 1), 0, 0.0),
+    ("the first ones there", (0, 0, 1), 0, TRIP),
+    ("the last ones there", (1, 0, 0), 0, TRIP + LOGITS),
+    ("there and back and there", (0, 1, 0), 0, 2 * TRIP + LOGITS),
+    ("from the host", (HOST, 0, 1), 0, TRIP),
+)
 def test_every_visit_is_a_round_trip(homes: tuple[int, ...], device: int, seconds: float) -> None:
     estimate = priced(work(*map(layer, homes)), (FAR, FAST))
     assert network(estimate, device) == pytest.approx(seconds)
     assert network(estimate, 1) == 0
 
 
-@pytest.mark.parametrize(("home", "seconds"), [(0, 0.0), (1, LOGITS), (HOST, 0.0)], ids=["near", "far", "host"])
+@named_cases(("near", 0, 0.0), ("far", 1, LOGITS), ("host", HOST, 0.0))
 def test_logits_of_each_token_come_from_where_the_output_is(home: int, seconds: float) -> None:
     placed = work(layer(home))
     at = cost.setting(placed, (FAST, FAR), DESKTOP, Workload())

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
 from fitter.planning.pricing.objective import rank
@@ -25,6 +23,7 @@ from fitter.planning.search.device_choice import (
 from fitter.planning.search.search_state import Callbacks, SearchState
 from fitter.planning.search.variants import Variant, Variants
 from fitter.planning.speed.explain import Choice
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import (
     CARD,
     MIB,
@@ -76,18 +75,13 @@ def after(variants: Variants, *steps: Step) -> Trial:
     return variants.best.trial
 
 
-@pytest.mark.parametrize(
-    ("mib", "speeds", "fixed", "names"),
-    [
-        pytest.param((400, 400), (NARROW, CARD), (), ["CUDA1", "CUDA0"], id="the-wider-link-first"),
-        pytest.param((400, 400), (CARD, NARROW), (), ["CUDA0", "CUDA1"], id="as-it-is"),
-        pytest.param((400, 400), (CARD, CARD), (), ["CUDA0", "CUDA1"], id="alike"),
-        pytest.param((4000, 4000), (NARROW, CARD), (), ["CUDA0", "CUDA1"], id="nothing-is-streamed"),
-        pytest.param((400, 400), (NARROW, CARD), ("devices",), ["CUDA0", "CUDA1"], id="the-users-order"),
-        pytest.param(
-            (300, 300, 300), (NARROW, FAR_AWAY, CARD), (), ["CUDA1", "CUDA2", "CUDA0"], id="remote-ones-never-stream"
-        ),
-    ],
+@named_cases(
+    ("the-wider-link-first", (400, 400), (NARROW, CARD), (), ["CUDA1", "CUDA0"]),
+    ("as-it-is", (400, 400), (CARD, NARROW), (), ["CUDA0", "CUDA1"]),
+    ("alike", (400, 400), (CARD, CARD), (), ["CUDA0", "CUDA1"]),
+    ("nothing-is-streamed", (4000, 4000), (NARROW, CARD), (), ["CUDA0", "CUDA1"]),
+    ("the-users-order", (400, 400), (NARROW, CARD), ("devices",), ["CUDA0", "CUDA1"]),
+    ("remote-ones-never-stream", (300, 300, 300), (NARROW, FAR_AWAY, CARD), (), ["CUDA1", "CUDA2", "CUDA0"]),
 )
 def test_in_better_order(
     mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], fixed: tuple[str, ...], names: list[str]
@@ -98,13 +92,10 @@ def test_in_better_order(
     assert {choice.runner_up for choice in said} <= {"CUDA0, in the given order"}
 
 
-@pytest.mark.parametrize(
-    ("mib", "fixed", "names"),
-    [
-        pytest.param((60, 3000), (), ("CUDA1",), id="too-small-for-its-buffer"),
-        pytest.param((60, 3000), ("devices",), ("CUDA0", "CUDA1"), id="the-users"),
-        pytest.param((20, 20, 20), (), ("CUDA0",), id="one-computes-a-prompt-with-weights-of-the-host"),
-    ],
+@named_cases(
+    ("too-small-for-its-buffer", (60, 3000), (), ("CUDA1",)),
+    ("the-users", (60, 3000), ("devices",), ("CUDA0", "CUDA1")),
+    ("one-computes-a-prompt-with-weights-of-the-host", (20, 20, 20), (), ("CUDA0",)),
 )
 def test_without_idle(mib: tuple[int, ...], fixed: tuple[str, ...], names: tuple[str, ...]) -> None:
     found, _ = known(*mib, fixed=fixed)
@@ -118,25 +109,16 @@ def test_layers_that_the_user_wants_keep_a_device() -> None:
     assert not trial.fits and trial.params.devices == ("CUDA0",)
 
 
-@pytest.mark.parametrize(
-    ("n_ctx", "names"),
-    [
-        pytest.param(8192, ("CUDA0",), id="as much as both take"),
-        pytest.param(16384, ("CUDA1",), id="only the other takes so much"),
-    ],
-)
+@named_cases(("as much as both take", 8192, ("CUDA0",)), ("only the other takes so much", 16384, ("CUDA1",)))
 def test_devices_that_take_a_context(n_ctx: int, names: tuple[str, ...]) -> None:
     found, _ = known(4000, 4000, context_limits={"CUDA0": 8192}, n_ctx=n_ctx)
     assert variants_of(found).best.trial.params.devices == names
 
 
-@pytest.mark.parametrize(
-    ("mib", "speeds"),
-    [
-        pytest.param((300, 300, 1200), (SLOW_CARD, SLOW_CARD, CARD), id="slow-ones"),
-        pytest.param((700, 120, 120), (CARD,), id="small-ones"),
-        pytest.param((500, 900), (NARROW, SLOW_CARD), id="one-of-each"),
-    ],
+@named_cases(
+    ("slow-ones", (300, 300, 1200), (SLOW_CARD, SLOW_CARD, CARD)),
+    ("small-ones", (700, 120, 120), (CARD,)),
+    ("one-of-each", (500, 900), (NARROW, SLOW_CARD)),
 )
 def test_no_step_makes_a_plan_worse(mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...]) -> None:
     found, _ = known(*mib, speeds=speeds)
@@ -165,15 +147,12 @@ def test_other_devices() -> None:
     assert (both.seconds or 0.0) < (alone.seconds or 0.0)
 
 
-EQUAL = {
-    "the first two": ((900, 900, 900), (CARD,), (0, 2), ("CUDA0", "CUDA1")),
-    "in another order": ((900, 500, 900), (CARD,), (1, 2), ("CUDA1", "CUDA0")),
-    "another speed": ((900, 900), (CARD, SLOW_CARD), (1,), ("CUDA1",)),
-    "less room": ((900, 800), (CARD,), (1,), ("CUDA1",)),
-}
-
-
-@pytest.mark.parametrize(("mib", "speeds", "chosen", "names"), EQUAL.values(), ids=EQUAL)
+@named_cases(
+    ("the first two", (900, 900, 900), (CARD,), (0, 2), ("CUDA0", "CUDA1")),
+    ("in another order", (900, 500, 900), (CARD,), (1, 2), ("CUDA1", "CUDA0")),
+    ("another speed", (900, 900), (CARD, SLOW_CARD), (1,), ("CUDA1",)),
+    ("less room", (900, 800), (CARD,), (1,), ("CUDA1",)),
+)
 def test_thefirst_of_equal_devices(
     mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], chosen: tuple[int, ...], names: tuple[str, ...]
 ) -> None:
@@ -222,7 +201,7 @@ STEPS: dict[str, tuple[SyntheticModel, tuple[int, ...], tuple[DeviceSpeed, ...],
 }
 
 
-@pytest.mark.parametrize(("model", "mib", "speeds", "objective", "n_ctx", "expected"), STEPS.values(), ids=STEPS)
+@cases(STEPS)
 def test_devices_of_each_step(
     model: SyntheticModel,
     mib: tuple[int, ...],
@@ -240,7 +219,7 @@ def test_devices_of_each_step(
     assert all(step.breakdown.on(device.name).used <= device.free for step in steps for device in step.devices)
 
 
-@pytest.mark.parametrize("fixed", ["devices", "tensor_split"])
+@cases("devices", "tensor_split")
 def test_the_users_devices_are_never_doubtful(fixed: str) -> None:
     more: dict[str, Any] = {"params": Params(tensor_split=(1.0, 2.0))} if fixed == "tensor_split" else {}
     found, _ = known(1250, 2000, speeds=(SLOW_CARD, CARD), fixed=(fixed,), **more)
@@ -250,13 +229,10 @@ def test_the_users_devices_are_never_doubtful(fixed: str) -> None:
     assert after(variants, with_fewer, with_others) is first
 
 
-@pytest.mark.parametrize(
-    ("speed", "names"),
-    [
-        pytest.param(FAR_AWAY, ("CUDA0",), id="a-network-slower-than-the-host"),
-        pytest.param(replace(REMOTE_CARD, round_trip=0.0, pcie=1e12), ("CUDA0", "CUDA1"), id="a-fast-one"),
-        pytest.param(CARD, ("CUDA0", "CUDA1"), id="no-network"),
-    ],
+@named_cases(
+    ("a-network-slower-than-the-host", FAR_AWAY, ("CUDA0",)),
+    ("a-fast-one", replace(REMOTE_CARD, round_trip=0.0, pcie=1e12), ("CUDA0", "CUDA1")),
+    ("no-network", CARD, ("CUDA0", "CUDA1")),
 )
 def test_worth_their_network(speed: DeviceSpeed, names: tuple[str, ...]) -> None:
     found, said = known(600, 900, speeds=(CARD, speed))
@@ -272,38 +248,33 @@ NEAR = replace(REMOTE_CARD, round_trip=1e-5, pcie=1e10)
 LITTLE = HostLimit(1000 * MIB, 1000 * MIB, 0)
 
 
-@pytest.mark.parametrize(
-    ("mib", "speeds", "more", "names", "n_ctx"),
-    [
-        pytest.param((500,) * 3, (CARD, FAR_AWAY, NEAR), {}, ("CUDA0", "CUDA2"), 4096, id="the-far-one-leaves"),
-        pytest.param((500,) * 3, (CARD, NEAR, FAR_AWAY), {}, ("CUDA0", "CUDA1"), 4096, id="the-far-one-is-last"),
-        pytest.param((500,) * 3, (CARD, FAR_AWAY, FAR_AWAY), {}, ("CUDA0",), 4096, id="both-leave"),
-        pytest.param((500,) * 3, (CARD, NEAR, NEAR), {}, ("CUDA0", "CUDA1", "CUDA2"), 4096, id="both-stay"),
-        pytest.param(
-            *((600, 900), (CARD, FAR_AWAY), {"fixed": ("devices",)}, ("CUDA0", "CUDA1"), 4096), id="the-users-devices"
-        ),
-        pytest.param(
-            *((600, 900), (CARD, FAR_AWAY), {"pinned": {"blk.0.ffn_up.weight": 1}}),
-            *(("CUDA0", "CUDA1"), 4096),
-            id="the-users-tensor-is-there",
-        ),
-        pytest.param(*((600, 900), (CARD, FAR_AWAY), {"objective": "prompt"}, ("CUDA0",), 4096), id="for-a-prompt"),
-        pytest.param((600, 3000), (CARD, FAR_AWAY), {"host": LITTLE}, ("CUDA1",), 32768, id="more-than-on-the-host"),
-        pytest.param((600, 3000), (CARD, FAR_AWAY), {"host": LITTLE}, ("CUDA0",), 4096, id="no-more-than-on-the-host"),
-        pytest.param(
-            *((600, 900), (CARD, FAR_AWAY), {"fixed": ("n_gpu_layers",), "params": Params(n_gpu_layers=8)}),
-            *(("CUDA0", "CUDA1"), 4096),
-            id="the-users-layers",
-        ),
-        pytest.param(
-            *((600, 900), (CARD, FAR_AWAY)),
-            *({"fixed": ("tensor_split",), "params": Params(tensor_split=(1.0, 2.0))},),
-            *(("CUDA0", "CUDA1"), 4096),
-            id="the-users-split",
-        ),
-        pytest.param((3000,), (FAR_AWAY,), {}, (), 32768, id="the-host-alone"),
-        pytest.param((3000,), (NEAR,), {}, ("CUDA0",), 32768, id="nothing-but-remote"),
-    ],
+@named_cases(
+    ("the-far-one-leaves", (500,) * 3, (CARD, FAR_AWAY, NEAR), {}, ("CUDA0", "CUDA2"), 4096),
+    ("the-far-one-is-last", (500,) * 3, (CARD, NEAR, FAR_AWAY), {}, ("CUDA0", "CUDA1"), 4096),
+    ("both-leave", (500,) * 3, (CARD, FAR_AWAY, FAR_AWAY), {}, ("CUDA0",), 4096),
+    ("both-stay", (500,) * 3, (CARD, NEAR, NEAR), {}, ("CUDA0", "CUDA1", "CUDA2"), 4096),
+    ("the-users-devices", *((600, 900), (CARD, FAR_AWAY), {"fixed": ("devices",)}, ("CUDA0", "CUDA1"), 4096)),
+    (
+        "the-users-tensor-is-there",
+        *((600, 900), (CARD, FAR_AWAY), {"pinned": {"blk.0.ffn_up.weight": 1}}),
+        *(("CUDA0", "CUDA1"), 4096),
+    ),
+    ("for-a-prompt", *((600, 900), (CARD, FAR_AWAY), {"objective": "prompt"}, ("CUDA0",), 4096)),
+    ("more-than-on-the-host", (600, 3000), (CARD, FAR_AWAY), {"host": LITTLE}, ("CUDA1",), 32768),
+    ("no-more-than-on-the-host", (600, 3000), (CARD, FAR_AWAY), {"host": LITTLE}, ("CUDA0",), 4096),
+    (
+        "the-users-layers",
+        *((600, 900), (CARD, FAR_AWAY), {"fixed": ("n_gpu_layers",), "params": Params(n_gpu_layers=8)}),
+        *(("CUDA0", "CUDA1"), 4096),
+    ),
+    (
+        "the-users-split",
+        *((600, 900), (CARD, FAR_AWAY)),
+        *({"fixed": ("tensor_split",), "params": Params(tensor_split=(1.0, 2.0))},),
+        *(("CUDA0", "CUDA1"), 4096),
+    ),
+    ("the-host-alone", (3000,), (FAR_AWAY,), {}, (), 32768),
+    ("nothing-but-remote", (3000,), (NEAR,), {}, ("CUDA0",), 32768),
 )
 def test_remotes_that_leave(
     mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], more: dict[str, Any], names: tuple[str, ...], n_ctx: int

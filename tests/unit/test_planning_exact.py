@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from itertools import product
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from fitter.planning.placing.layer_sizes import Item, Unit
 from fitter.planning.placing.packing import pack_fastest
 from fitter.planning.placing.placement import Placement, caches_on, pattern_for, weights_on
 from fitter.planning.search.compute_buffers import LearnedCompute
+from tests.support.cases import named_cases
 
 
 def fits(units: list[Unit], placement: Placement, budgets: list[int]) -> bool:
@@ -50,17 +50,14 @@ def test_the_fastest_devices_are_chosen(sizes: list[int], budgets: list[int], sp
         assert time_of(found, seconds, hop) == min(time_of(placement, seconds, hop) for placement in every)
 
 
-FASTEST = {
-    "one is enough, and the faster one is taken": ([100, 100], (1.0, 2.0), (3, 0)),
-    "wherever it is": ([100, 100], (2.0, 1.0), (0, 3)),
-    "equal ones: one alone": ([100, 100], (1.0, 1.0), (3, 0)),
-    "both are needed, and the faster one is filled": ([25, 100], (1.0, 2.0), (2, 1)),
-    "a byte short": ([19, 100], (1.0, 2.0), (1, 2)),
-    "nothing holds it": ([19, 9], (1.0, 2.0), None),
-}
-
-
-@pytest.mark.parametrize(("budgets", "speeds", "counts"), FASTEST.values(), ids=FASTEST)
+@named_cases(
+    ("one is enough, and the faster one is taken", [100, 100], (1.0, 2.0), (3, 0)),
+    ("wherever it is", [100, 100], (2.0, 1.0), (0, 3)),
+    ("equal ones: one alone", [100, 100], (1.0, 1.0), (3, 0)),
+    ("both are needed, and the faster one is filled", [25, 100], (1.0, 2.0), (2, 1)),
+    ("a byte short", [19, 100], (1.0, 2.0), (1, 2)),
+    ("nothing holds it", [19, 9], (1.0, 2.0), None),
+)
 def test_fastest_cases(budgets: list[int], speeds: tuple[float, ...], counts: tuple[int, ...] | None) -> None:
     units = [Unit(i, 10, 0) for i in range(3)]
     found = pack_fastest(units, budgets, [[speed * 10] * 3 for speed in speeds], 1.0)
@@ -114,17 +111,14 @@ def test_a_layer_that_keeps_a_tensor_is_not_whole() -> None:
     assert pattern_for(items, ALL).startswith("^blk.3.(attn|exp|ffn|nextn|post)|^blk.4.")
 
 
-NUMBERS = {
-    "one": ([7], "7"),
-    "two of a ten": ([37, 39], "3(7|9)"),
-    "a whole ten": (list(range(40, 50)), "4."),
-    "the first ten": (list(range(10)), "."),
-    "one short of a ten": (list(range(41, 50)), "4(1|2|3|4|5|6|7|8|9)"),
-    "beyond a hundred": ([*range(100, 110), 112], "(10.|112)"),
-}
-
-
-@pytest.mark.parametrize(("layers", "said"), NUMBERS.values(), ids=NUMBERS)
+@named_cases(
+    ("one", [7], "7"),
+    ("two of a ten", [37, 39], "3(7|9)"),
+    ("a whole ten", list(range(40, 50)), "4."),
+    ("the first ten", list(range(10)), "."),
+    ("one short of a ten", list(range(41, 50)), "4(1|2|3|4|5|6|7|8|9)"),
+    ("beyond a hundred", [*range(100, 110), 112], "(10.|112)"),
+)
 def test_layers_are_said_in_short(layers: list[int], said: str) -> None:
     assert pattern_for([Item(i, f"blk.{i}.ffn_up", ("weight",), 1) for i in layers]) == f"^blk.{said}.ffn_up.weight$"
 

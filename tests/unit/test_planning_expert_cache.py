@@ -39,6 +39,7 @@ from fitter.planning.speed.expert_cache import (
 )
 from fitter.planning.speed.model_facts import WeightFacts
 from tests.support import speed_orders
+from tests.support.cases import cases, named_cases
 from tests.support.placements import facts, model_of
 from tests.support.speed_rows import DATA
 from tests.support.synthetic import CARD, DESKTOP, MIB, SLOW_CARD
@@ -57,35 +58,30 @@ def experts(*layers: tuple[int, tuple[tuple[str, int], ...]]) -> list[Experts]:
     return [Experts(index, device, tensors) for index, (device, tensors) in enumerate(layers)]
 
 
-@pytest.mark.parametrize(
-    ("layers", "size", "shares", "expected"),
-    [
-        # 3 slots and one more take PAD(4000) + PAD(2000) = 4096 + 2048
-        pytest.param(experts((0, SMALL)), 6144, [1], [(0, (0,), 3, 6144)], id="as many as fit"),
-        pytest.param(experts((0, SMALL)), 6143, [1], [(0, (0,), 2, 4608)], id="a byte less"),
-        pytest.param(experts((0, SMALL)), 10**6, [1], [(0, (0,), 8, 13696)], id="all of them"),
-        pytest.param(experts((0, SMALL)), 4607, [1], [(0, (0,), 0, 0)], id="too few for a token"),
-        pytest.param(experts((0, SMALL), (0, SMALL)), 10**6, [1], [(0, (0, 1), 16, 25600)], id="layers share slots"),
-        pytest.param(
-            experts((0, SMALL), (0, LARGE)), 18432, [1], [(0, (0,), 3, 6144), (0, (1,), 3, 12160)], id="by their bytes"
-        ),
-        pytest.param(
-            experts((0, SMALL), (0, (("Q4_0", 8000), ("Q6_K", 4000)))),
-            12288,
-            [1],
-            [(0, (0,), 3, 6144), (0, (1,), 3, 6144)],
-            id="another type, as many bytes",
-        ),
-        pytest.param(
-            experts((0, SMALL), (1, SMALL)),
-            3 * 6144,
-            [2, 1],
-            [(0, (0,), 7, 12160), (1, (1,), 3, 6144)],
-            id="devices by their shares",
-        ),
-        pytest.param(experts((1, SMALL)), 6144, [9, 1], [(1, (0,), 3, 6144)], id="a device without them has no share"),
-        pytest.param([], 6144, [1], [], id="none"),
-    ],
+@named_cases(
+    # 3 slots and one more take PAD(4000) + PAD(2000) = 4096 + 2048
+    ("as many as fit", experts((0, SMALL)), 6144, [1], [(0, (0,), 3, 6144)]),
+    ("a byte less", experts((0, SMALL)), 6143, [1], [(0, (0,), 2, 4608)]),
+    ("all of them", experts((0, SMALL)), 10**6, [1], [(0, (0,), 8, 13696)]),
+    ("too few for a token", experts((0, SMALL)), 4607, [1], [(0, (0,), 0, 0)]),
+    ("layers share slots", experts((0, SMALL), (0, SMALL)), 10**6, [1], [(0, (0, 1), 16, 25600)]),
+    ("by their bytes", experts((0, SMALL), (0, LARGE)), 18432, [1], [(0, (0,), 3, 6144), (0, (1,), 3, 12160)]),
+    (
+        "another type, as many bytes",
+        experts((0, SMALL), (0, (("Q4_0", 8000), ("Q6_K", 4000)))),
+        12288,
+        [1],
+        [(0, (0,), 3, 6144), (0, (1,), 3, 6144)],
+    ),
+    (
+        "devices by their shares",
+        experts((0, SMALL), (1, SMALL)),
+        3 * 6144,
+        [2, 1],
+        [(0, (0,), 7, 12160), (1, (1,), 3, 6144)],
+    ),
+    ("a device without them has no share", experts((1, SMALL)), 6144, [9, 1], [(1, (0,), 3, 6144)]),
+    ("none", [], 6144, [1], []),
 )
 def test_slots(
     layers: list[Experts], size: int, shares: list[float], expected: list[tuple[int, tuple[int, ...], int, int]]
@@ -102,16 +98,13 @@ def test_bytes_on_each_device_and_of_the_tables_on_the_host() -> None:
     assert bytes_on(groups, 2, 9) == ([600, 400], 3 * 64)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_cached"),
-    [
-        ("blk.3.ffn_gate_exps.weight", True),
-        ("blk.3.ffn_gate_up_exps.weight", True),
-        ("blk.12.ffn_down_exps.weight", True),
-        ("blk.3.ffn_down_exps.bias", False),
-        ("blk.3.ffn_gate_chexps.weight", False),
-        ("blk.3.ffn_gate_shexp.weight", False),
-    ],
+@cases(
+    ("blk.3.ffn_gate_exps.weight", True),
+    ("blk.3.ffn_gate_up_exps.weight", True),
+    ("blk.12.ffn_down_exps.weight", True),
+    ("blk.3.ffn_down_exps.bias", False),
+    ("blk.3.ffn_gate_chexps.weight", False),
+    ("blk.3.ffn_gate_shexp.weight", False),
 )
 def test_which_tensors_are_cached(name: str, is_cached: bool) -> None:
     assert cached_tensors([WeightFacts(name, 8000, 1, True, type="Q4_K")]) == ((("Q4_K", 8000),) if is_cached else ())
@@ -245,16 +238,13 @@ def test_equal_layers_stay_one_object() -> None:
     assert with_cache(known, layers, 0, (1,)) == layers
 
 
-@pytest.mark.parametrize(
-    ("shape", "changed", "message"),
-    [
-        ("qwen3-30b-a3b", {"moe_cache_size": 2048 * MIB}, None),
-        ("qwen3-30b-a3b", {"moe_cache_size": 0, "split_mode": "tensor"}, None),
-        ("llama-3.1-8b", {"moe_cache_size": 0}, None),
-        ("llama-3.1-8b", {"moe_cache_size": 2048 * MIB}, "has no experts to cache: leave --moe-cache-mib out"),
-        ("qwen3-30b-a3b", {"moe_cache_size": MIB}, "no room for .*: give --moe-cache-mib 23 or more"),
-        ("qwen3-30b-a3b", {"moe_cache_size": 2048 * MIB, "split_mode": "tensor"}, "or use -sm layer"),
-    ],
+@cases(
+    ("qwen3-30b-a3b", {"moe_cache_size": 2048 * MIB}, None),
+    ("qwen3-30b-a3b", {"moe_cache_size": 0, "split_mode": "tensor"}, None),
+    ("llama-3.1-8b", {"moe_cache_size": 0}, None),
+    ("llama-3.1-8b", {"moe_cache_size": 2048 * MIB}, "has no experts to cache: leave --moe-cache-mib out"),
+    ("qwen3-30b-a3b", {"moe_cache_size": MIB}, "no room for .*: give --moe-cache-mib 23 or more"),
+    ("qwen3-30b-a3b", {"moe_cache_size": 2048 * MIB, "split_mode": "tensor"}, "or use -sm layer"),
 )
 def test_what_llama_cpp_refuses(shape: str, changed: dict[str, object], message: str | None) -> None:
     params = replace(Params(), **changed)  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from fitter.planning.tables.exploration import (
     parse_requirement,
 )
 from fitter.text import printable
+from tests.support.cases import cases
 
 
 def cell(machine: str, n_ctx: int | None, rate: float | None, memory: int, **more: Any) -> ExploredCell:
@@ -148,15 +149,12 @@ def test_machines_of_several_cards() -> None:
         split_gpus("rtx-4090 +")
 
 
-@pytest.mark.parametrize(
-    ("spec", "cards"),
-    [
-        ("rtx-4090", ("rtx-4090",)),
-        ("2x RTX 3090", ("rtx-3090", "rtx-3090")),
-        ("rtx-3060:free=10GiB", ("rtx-3060-12gb",)),
-        ("24GiB", ("24gib",)),
-        ("none", ()),
-    ],
+@cases(
+    ("rtx-4090", ("rtx-4090",)),
+    ("2x RTX 3090", ("rtx-3090", "rtx-3090")),
+    ("rtx-3060:free=10GiB", ("rtx-3060-12gb",)),
+    ("24GiB", ("24gib",)),
+    ("none", ()),
 )
 def test_what_the_cards_of_a_machine_are_called(spec: str, cards: tuple[str, ...]) -> None:
     assert cards_of(spec) == cards
@@ -189,13 +187,10 @@ def test_models_whose_files_have_one_name_are_told_apart() -> None:
     assert "other.gguf" in table(cells[2:]) and "c/other.gguf" not in table(cells[2:])
 
 
-@pytest.mark.parametrize(
-    ("full", "says", "columns"),
-    [
-        (8.25, "context 8192, about 10 t/s, 8.25 with a full context", ["t/s", "t/s", "full"]),
-        (10.0, "context 8192, about 10 t/s", ["t/s", "t/s", "full"]),
-        (None, "context 8192, about 10 t/s", ["t/s", "t/s"]),
-    ],
+@cases(
+    (8.25, "context 8192, about 10 t/s, 8.25 with a full context", ["t/s", "t/s", "full"]),
+    (10.0, "context 8192, about 10 t/s", ["t/s", "t/s", "full"]),
+    (None, "context 8192, about 10 t/s", ["t/s", "t/s"]),
 )
 def test_the_speed_with_a_full_context(full: float | None, says: str, columns: list[str]) -> None:
     found = replace(GRID["small"], full_context_tokens_per_second=full)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.packing import in_first_layers
 from fitter.planning.placing.placement import Placement, gaps_of
+from tests.support.cases import cases
 
 SIZES = (("down", 30), ("gate", 20), ("up", 21))
 OUTPUT = 15
@@ -49,7 +48,7 @@ FIRST_LAYERS: dict[str, tuple[list[int], Placement, bool, tuple[tuple[int, ...],
 }
 
 
-@pytest.mark.parametrize(("budgets", "placement", "keeps_split", "expected"), FIRST_LAYERS.values(), ids=FIRST_LAYERS)
+@cases(FIRST_LAYERS)
 def test_the_items_of_the_first_layers(
     budgets: list[int], placement: Placement, keeps_split: bool, expected: tuple[tuple[int, ...], list[int]] | None
 ) -> None:

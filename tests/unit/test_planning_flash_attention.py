@@ -13,6 +13,7 @@ from fitter.llama.types import Breakdown, Params
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search.search_order import search
 from fitter.planning.speed.explain import Choice
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import DENSE, MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 EXPERTS = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))
@@ -45,14 +46,11 @@ def run(llama: FlashLlama, params: Params | None = None, fixed: tuple[str, ...] 
     return trial, [choice for choice in said if choice.subject == "flash attention"]
 
 
-CASES = {
-    "layers on the host": (DENSE, 1000, "on"),
-    "tensors on the host": (EXPERTS, 1800, "on"),
-    "everything on a device": (DENSE, 3000, "auto"),
-}
-
-
-@pytest.mark.parametrize(("model", "mib", "expected"), CASES.values(), ids=CASES)
+@named_cases(
+    ("layers on the host", DENSE, 1000, "on"),
+    ("tensors on the host", EXPERTS, 1800, "on"),
+    ("everything on a device", DENSE, 3000, "auto"),
+)
 def test_it_is_on_where_auto_would_turn_it_off(model: SyntheticModel, mib: int, expected: str) -> None:
     context: dict[str, Any] = {"params": Params(n_ctx=4096), "fixed": ("n_ctx",)}
     trial, said = run(FlashLlama(model, limits(mib)), **context)
@@ -66,19 +64,13 @@ def test_it_is_on_where_auto_would_turn_it_off(model: SyntheticModel, mib: int, 
     assert (choice.runner_up, choice.runner_up_seconds) == ("auto, which turns it off", auto.seconds)
 
 
-REFUSALS: dict[str, FitterError] = {
-    "llama.cpp cannot": LlamaCppError("no kernel"),
-    "the time is up": TimeLimitError("too late"),
-}
-
-
-@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
+@named_cases(("llama.cpp cannot", LlamaCppError("no kernel")), ("the time is up", TimeLimitError("too late")))
 def test_the_plan_stays_where_it_cannot_be(refusal: FitterError) -> None:
     trial, said = run(FlashLlama(DENSE, limits(1000), refusal=refusal))
     assert (trial.params.flash_attn, trial.breakdown.flash_attn, said) == ("auto", False, [])
 
 
-@pytest.mark.parametrize("word", ["auto", "off"])
+@cases("auto", "off")
 def test_what_the_user_says_stays(word: str) -> None:
     llama = FlashLlama(DENSE, limits(1000))
     trial, said = run(llama, Params(flash_attn=word), ("flash_attn",))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from fitter.llama.types import Params
 from fitter.planning.placing.placement import Placement
 from fitter.planning.request import given
 from fitter.planning.request.request import DeviceLimit, Request
+from tests.support.cases import named_cases
 from tests.support.synthetic import SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
@@ -23,73 +22,59 @@ def asked(
     return made if pinned is None else replace(made, pinned={"blk.0.attn_q.weight": pinned})
 
 
-@pytest.mark.parametrize(
-    ("request_", "first", "counts"),
-    [
-        pytest.param(asked(), 0, (7, 2), id="all-by-free-memory"),
-        pytest.param(asked("n_gpu_layers", params=Params(n_gpu_layers=4)), 5, (3, 1), id="as-many-as-the-user-says"),
-        pytest.param(asked("n_gpu_layers", params=Params(n_gpu_layers=99)), 0, (7, 2), id="more-than-there-are"),
-        pytest.param(asked("n_gpu_layers", params=Params(n_gpu_layers=-1)), 0, (7, 2), id="all-of-them-said"),
-        pytest.param(asked(params=Params(n_gpu_layers=4)), 0, (7, 2), id="a-default-is-not-the-users"),
-        pytest.param(asked("tensor_split", params=Params(tensor_split=(1.0, 2.0))), 0, (3, 6), id="the-users-split"),
-        pytest.param(asked("tensor_split", params=Params(tensor_split=(1.0,))), 0, (9, 0), id="a-short-split"),
-        pytest.param(asked("tensor_split", params=Params(tensor_split=(0.0, 0.0))), 0, (7, 2), id="a-split-of-nothing"),
-        pytest.param(asked(devices=()), 9, (), id="no-device"),
-    ],
+@named_cases(
+    ("all-by-free-memory", asked(), 0, (7, 2)),
+    ("as-many-as-the-user-says", asked("n_gpu_layers", params=Params(n_gpu_layers=4)), 5, (3, 1)),
+    ("more-than-there-are", asked("n_gpu_layers", params=Params(n_gpu_layers=99)), 0, (7, 2)),
+    ("all-of-them-said", asked("n_gpu_layers", params=Params(n_gpu_layers=-1)), 0, (7, 2)),
+    ("a-default-is-not-the-users", asked(params=Params(n_gpu_layers=4)), 0, (7, 2)),
+    ("the-users-split", asked("tensor_split", params=Params(tensor_split=(1.0, 2.0))), 0, (3, 6)),
+    ("a-short-split", asked("tensor_split", params=Params(tensor_split=(1.0,))), 0, (9, 0)),
+    ("a-split-of-nothing", asked("tensor_split", params=Params(tensor_split=(0.0, 0.0))), 0, (7, 2)),
+    ("no-device", asked(devices=()), 9, ()),
 )
 def test_default_placement(request_: Request, first: int, counts: tuple[int, ...]) -> None:
     assert given.default_placement(request_, request_.devices) == Placement(first, counts)
 
 
-@pytest.mark.parametrize(
-    ("request_", "names"),
-    [
-        pytest.param(asked(devices=limits(60, 0, 70)), ["CUDA0", "CUDA2"], id="nothing-beyond-the-margin"),
-        pytest.param(asked("devices", devices=limits(60, 0)), ["CUDA0", "CUDA1"], id="the-users-devices"),
-        pytest.param(asked("tensor_split", devices=limits(60, 0)), ["CUDA0", "CUDA1"], id="the-users-split"),
-        pytest.param(asked(devices=limits(60, 0), pinned=1), ["CUDA0", "CUDA1"], id="an-override-needs-it"),
-        pytest.param(asked(devices=limits(0, 0)), [], id="none"),
-        pytest.param(
-            asked("n_gpu_layers", params=Params(n_gpu_layers=1), devices=limits(0, 0)),
-            ["CUDA0", "CUDA1"],
-            id="layers-must-be-somewhere",
-        ),
-        pytest.param(asked("n_gpu_layers", params=Params(n_gpu_layers=0), devices=limits(0)), [], id="no-layers"),
-    ],
+@named_cases(
+    ("nothing-beyond-the-margin", asked(devices=limits(60, 0, 70)), ["CUDA0", "CUDA2"]),
+    ("the-users-devices", asked("devices", devices=limits(60, 0)), ["CUDA0", "CUDA1"]),
+    ("the-users-split", asked("tensor_split", devices=limits(60, 0)), ["CUDA0", "CUDA1"]),
+    ("an-override-needs-it", asked(devices=limits(60, 0), pinned=1), ["CUDA0", "CUDA1"]),
+    ("none", asked(devices=limits(0, 0)), []),
+    (
+        "layers-must-be-somewhere",
+        asked("n_gpu_layers", params=Params(n_gpu_layers=1), devices=limits(0, 0)),
+        ["CUDA0", "CUDA1"],
+    ),
+    ("no-layers", asked("n_gpu_layers", params=Params(n_gpu_layers=0), devices=limits(0)), []),
 )
 def test_usable_devices(request_: Request, names: list[str]) -> None:
     assert [device.name for device in given.usable_devices(request_)] == names
 
 
-@pytest.mark.parametrize(
-    ("request_", "is_chosen", "user_chose_devices"),
-    [
-        pytest.param(asked(), True, False, id="open"),
-        pytest.param(asked("devices"), False, True, id="devices"),
-        pytest.param(asked("tensor_split"), False, True, id="split"),
-        pytest.param(asked(pinned=1), True, True, id="override"),
-        pytest.param(asked(devices=limits(1000)), False, False, id="one"),
-        pytest.param(replace(asked(), strategy="llama.cpp"), False, False, id="as-upstream"),
-        pytest.param(replace(asked(), host_speed=None), False, False, id="nothing-to-price-by"),
-    ],
+@named_cases(
+    ("open", asked(), True, False),
+    ("devices", asked("devices"), False, True),
+    ("split", asked("tensor_split"), False, True),
+    ("override", asked(pinned=1), True, True),
+    ("one", asked(devices=limits(1000)), False, False),
+    ("as-upstream", replace(asked(), strategy="llama.cpp"), False, False),
+    ("nothing-to-price-by", replace(asked(), host_speed=None), False, False),
 )
 def test_who_chooses_devices(request_: Request, is_chosen: bool, user_chose_devices: bool) -> None:
     assert given.chooses_devices(request_, request_.devices) is is_chosen
     assert given.user_chose_devices(request_) is user_chose_devices
 
 
-@pytest.mark.parametrize(
-    ("request_", "counts", "names", "split"),
-    [
-        pytest.param(asked(), (7, 2), ("CUDA0", "CUDA1"), (7.0, 2.0), id="both"),
-        pytest.param(asked(), (0, 9), ("CUDA1",), None, id="an-idle-one-is-not-named"),
-        pytest.param(asked(), (0, 0), ("CUDA0", "CUDA1"), None, id="all-idle"),
-        pytest.param(asked("devices"), (0, 9), ("CUDA0", "CUDA1"), (0.0, 9.0), id="idle-but-the-users"),
-        pytest.param(asked(pinned=0), (0, 9), ("CUDA0", "CUDA1"), (0.0, 9.0), id="idle-but-pinned-to"),
-        pytest.param(
-            replace(asked(), strategy="llama.cpp"), (0, 9), ("CUDA0", "CUDA1"), (0.0, 9.0), id="idle-as-upstream"
-        ),
-    ],
+@named_cases(
+    ("both", asked(), (7, 2), ("CUDA0", "CUDA1"), (7.0, 2.0)),
+    ("an-idle-one-is-not-named", asked(), (0, 9), ("CUDA1",), None),
+    ("all-idle", asked(), (0, 0), ("CUDA0", "CUDA1"), None),
+    ("idle-but-the-users", asked("devices"), (0, 9), ("CUDA0", "CUDA1"), (0.0, 9.0)),
+    ("idle-but-pinned-to", asked(pinned=0), (0, 9), ("CUDA0", "CUDA1"), (0.0, 9.0)),
+    ("idle-as-upstream", replace(asked(), strategy="llama.cpp"), (0, 9), ("CUDA0", "CUDA1"), (0.0, 9.0)),
 )
 def test_params_of(
     request_: Request, counts: tuple[int, ...], names: tuple[str, ...], split: tuple[float, ...] | None
@@ -105,26 +90,20 @@ def test_what_the_user_fixed_is_said_as_it_is() -> None:
     assert (params.n_gpu_layers, params.tensor_split) == (99, (3.0, 1.0))
 
 
-@pytest.mark.parametrize(
-    ("placement", "expected"),
-    [
-        pytest.param(Placement(0, (7, 2)), True, id="all-layers"),
-        pytest.param(Placement(0, (0, 9)), True, id="all-on-one"),
-        pytest.param(Placement(1, (6, 2)), False, id="a-layer-on-the-host"),
-    ],
+@named_cases(
+    ("all-layers", Placement(0, (7, 2)), True),
+    ("all-on-one", Placement(0, (0, 9)), True),
+    ("a-layer-on-the-host", Placement(1, (6, 2)), False),
 )
 def test_is_whole(placement: Placement, expected: bool) -> None:
     assert given.is_whole(asked(), TWO, placement) is expected
 
 
-@pytest.mark.parametrize(
-    ("request_", "expected"),
-    [
-        pytest.param(asked(), False, id="nothing-set"),
-        pytest.param(asked("n_gpu_layers", params=Params(n_gpu_layers=3)), True, id="layers"),
-        pytest.param(asked("n_gpu_layers", params=Params(n_gpu_layers=0)), False, id="no-layers"),
-        pytest.param(asked(params=Params(moe_cache_size=1 << 30)), True, id="a-cache-of-experts"),
-    ],
+@named_cases(
+    ("nothing-set", asked(), False),
+    ("layers", asked("n_gpu_layers", params=Params(n_gpu_layers=3)), True),
+    ("no-layers", asked("n_gpu_layers", params=Params(n_gpu_layers=0)), False),
+    ("a-cache-of-experts", asked(params=Params(moe_cache_size=1 << 30)), True),
 )
 def test_who_needs_devices(request_: Request, expected: bool) -> None:
     assert given.needs_devices(request_) is expected

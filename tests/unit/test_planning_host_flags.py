@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.planning.placing.host_flags import flags_among, host_overrides, merge_overrides, override_like
 from fitter.planning.placing.layer_sizes import HOST, Item
 from fitter.planning.placing.placement import Placement
 from fitter.planning.request.given import params_of
+from tests.support.cases import named_cases
 from tests.support.synthetic import SyntheticModel, limits, request
 
 N_LAYER = 4
@@ -40,43 +39,43 @@ BIASES = [*ATTENTION, *names(EXPS, range(N_LAYER), BOTH)]
 GROUPS = [*MOE, *names(["up_chexps"], range(N_LAYER))]
 LAST_DENSE = [*ATTENTION, *names(EXPS, range(3)), *names(KINDS, [3])]
 
-PLACEMENTS: dict[str, tuple[list[str], Placement, list[str], tuple[str, int] | None]] = {
-    "the experts of two layers": (MOE, Placement(0, (5,), moved(EXPS, [0, 1])), [], ("n_cpu_moe", 2)),
-    "one tensor less of the first layer": (MOE, Placement(0, (5,), moved(EXPS, [0, 1])[1:]), [], None),
-    "one tensor more of a later layer": (
+
+@named_cases(
+    ("the experts of two layers", MOE, Placement(0, (5,), moved(EXPS, [0, 1])), [], ("n_cpu_moe", 2)),
+    ("one tensor less of the first layer", MOE, Placement(0, (5,), moved(EXPS, [0, 1])[1:]), [], None),
+    (
+        "one tensor more of a later layer",
         MOE,
         Placement(0, (5,), (*moved(EXPS, [0, 1]), *moved(EXPS[:1], [3]))),
         [],
         None,
     ),
-    "other layers": (MOE, Placement(0, (5,), moved(EXPS, [1, 2])), [], None),
-    "layers before them are on the host": (MOE, Placement(1, (4,), moved(EXPS, [1, 2])), [], ("n_cpu_moe", 3)),
-    "the experts of all layers": (MOE, Placement(0, (5,), moved(EXPS, range(N_LAYER))), [], ("cpu_moe", 1)),
-    "of all on devices": (MOE, Placement(2, (3,), moved(EXPS, [2, 3])), [], ("cpu_moe", 1)),
-    "of all that have some": (LAST_DENSE, Placement(0, (5,), moved(EXPS, range(3))), [], ("cpu_moe", 1)),
-    "after a dense layer": (LEADING, Placement(0, (5,), moved(EXPS, [1, 2])), [], ("n_cpu_moe", 3)),
-    "a dense layer too": (LEADING, Placement(0, (5,), (*moved(KINDS, [0]), *moved(EXPS, [1, 2]))), [], None),
-    "with their biases": (BIASES, Placement(0, (5,), moved(EXPS, [0], BOTH)), [], ("n_cpu_moe", 1)),
-    "without their biases": (BIASES, Placement(0, (5,), moved(EXPS, [0])), [], None),
-    "without those of a group": (GROUPS, Placement(0, (5,), moved(EXPS, [0])), [], None),
-    "with those of a group": (GROUPS, Placement(0, (5,), moved((*EXPS, "up_chexps"), [0])), [], ("n_cpu_moe", 1)),
-    "layers of two devices": (MOE, Placement(0, (1, 4), moved(EXPS, [0, 1])), [], ("n_cpu_moe", 2)),
-    "first layers of each of two": (MOE, Placement(0, (2, 3), moved(EXPS, [0, 2])), [], None),
-    "another device has some": (MOE, Placement(0, (2, 3), moved(EXPS, [0], target=1)), [], None),
-    "another has one more": (MOE, Placement(0, (2, 3), (*moved(EXPS, [0]), *moved(EXPS[:1], [1], target=1))), [], None),
-    "the user placed the others": (MOE, Placement(0, (5,), moved(EXPS, [1])), names(EXPS, [0]), ("n_cpu_moe", 2)),
-    "feed-forward weights": (DENSE, Placement(0, (5,), moved(KINDS, [0, 1])), [], ("n_cpu_ffn", 2)),
-    "attention too": (
+    ("other layers", MOE, Placement(0, (5,), moved(EXPS, [1, 2])), [], None),
+    ("layers before them are on the host", MOE, Placement(1, (4,), moved(EXPS, [1, 2])), [], ("n_cpu_moe", 3)),
+    ("the experts of all layers", MOE, Placement(0, (5,), moved(EXPS, range(N_LAYER))), [], ("cpu_moe", 1)),
+    ("of all on devices", MOE, Placement(2, (3,), moved(EXPS, [2, 3])), [], ("cpu_moe", 1)),
+    ("of all that have some", LAST_DENSE, Placement(0, (5,), moved(EXPS, range(3))), [], ("cpu_moe", 1)),
+    ("after a dense layer", LEADING, Placement(0, (5,), moved(EXPS, [1, 2])), [], ("n_cpu_moe", 3)),
+    ("a dense layer too", LEADING, Placement(0, (5,), (*moved(KINDS, [0]), *moved(EXPS, [1, 2]))), [], None),
+    ("with their biases", BIASES, Placement(0, (5,), moved(EXPS, [0], BOTH)), [], ("n_cpu_moe", 1)),
+    ("without their biases", BIASES, Placement(0, (5,), moved(EXPS, [0])), [], None),
+    ("without those of a group", GROUPS, Placement(0, (5,), moved(EXPS, [0])), [], None),
+    ("with those of a group", GROUPS, Placement(0, (5,), moved((*EXPS, "up_chexps"), [0])), [], ("n_cpu_moe", 1)),
+    ("layers of two devices", MOE, Placement(0, (1, 4), moved(EXPS, [0, 1])), [], ("n_cpu_moe", 2)),
+    ("first layers of each of two", MOE, Placement(0, (2, 3), moved(EXPS, [0, 2])), [], None),
+    ("another device has some", MOE, Placement(0, (2, 3), moved(EXPS, [0], target=1)), [], None),
+    ("another has one more", MOE, Placement(0, (2, 3), (*moved(EXPS, [0]), *moved(EXPS[:1], [1], target=1))), [], None),
+    ("the user placed the others", MOE, Placement(0, (5,), moved(EXPS, [1])), names(EXPS, [0]), ("n_cpu_moe", 2)),
+    ("feed-forward weights", DENSE, Placement(0, (5,), moved(KINDS, [0, 1])), [], ("n_cpu_ffn", 2)),
+    (
+        "attention too",
         MOE,
         Placement(0, (5,), (*moved(EXPS, [0]), (Item(0, "blk.0.attn_q", ("weight",), 1), HOST))),
         [],
         None,
     ),
-    "nothing": (MOE, Placement(1, (4,)), [], None),
-}
-
-
-@pytest.mark.parametrize(("every", "placement", "pinned", "flag"), PLACEMENTS.values(), ids=PLACEMENTS)
+    ("nothing", MOE, Placement(1, (4,)), [], None),
+)
 def test_the_flag_of_a_placement(
     every: list[str], placement: Placement, pinned: list[str], flag: tuple[str, int] | None
 ) -> None:
@@ -85,18 +84,15 @@ def test_the_flag_of_a_placement(
     assert rest == (() if override else tuple(item for item, _ in placement.moved))
 
 
-PARTS: dict[str, tuple[list[str], tuple[tuple[Item, int], ...], tuple[str, int] | None, int]] = {
-    "a part of the next layer": (MOE, (*moved(EXPS, [0, 1]), *moved(EXPS[:1], [2])), ("n_cpu_moe", 2), 1),
-    "most of it": (MOE, (*moved(EXPS, [0, 1]), *moved(EXPS[:2], [2])), ("n_cpu_moe", 2), 2),
-    "a part of the last layer": (MOE, moved(EXPS, range(N_LAYER))[:-1], ("n_cpu_moe", N_LAYER - 1), 2),
-    "of another layer": (MOE, (*moved(EXPS, [0]), *moved(EXPS[:1], [2])), None, 4),
-    "of two layers": (MOE, (*moved(EXPS, [0]), *moved(EXPS[:1], [1, 2])), None, 5),
-    "of the first layer alone": (MOE, moved(EXPS[:2], [0]), None, 2),
-    "feed-forward weights": (DENSE, (*moved(KINDS, [0]), *moved(KINDS[:1], [1])), ("n_cpu_ffn", 1), 1),
-}
-
-
-@pytest.mark.parametrize(("every", "items", "flag", "n_rest"), PARTS.values(), ids=PARTS)
+@named_cases(
+    ("a part of the next layer", MOE, (*moved(EXPS, [0, 1]), *moved(EXPS[:1], [2])), ("n_cpu_moe", 2), 1),
+    ("most of it", MOE, (*moved(EXPS, [0, 1]), *moved(EXPS[:2], [2])), ("n_cpu_moe", 2), 2),
+    ("a part of the last layer", MOE, moved(EXPS, range(N_LAYER))[:-1], ("n_cpu_moe", N_LAYER - 1), 2),
+    ("of another layer", MOE, (*moved(EXPS, [0]), *moved(EXPS[:1], [2])), None, 4),
+    ("of two layers", MOE, (*moved(EXPS, [0]), *moved(EXPS[:1], [1, 2])), None, 5),
+    ("of the first layer alone", MOE, moved(EXPS[:2], [0]), None, 2),
+    ("feed-forward weights", DENSE, (*moved(KINDS, [0]), *moved(KINDS[:1], [1])), ("n_cpu_ffn", 1), 1),
+)
 def test_a_flag_and_a_part_of_one_more_layer(
     every: list[str], items: tuple[tuple[Item, int], ...], flag: tuple[str, int] | None, n_rest: int
 ) -> None:
@@ -117,23 +113,22 @@ def test_layers_for_prediction_keep_all_experts_apart() -> None:
 (NCFFN,) = host_overrides(False, None, 1, DENSE)
 OTHER, MOVED, ELSEWHERE = (TensorBuftOverride(*pair) for pair in (("a", "CPU"), ("^b$", "CPU"), ("c", "CUDA0")))
 
-OVERRIDES: dict[str, tuple[list[TensorBuftOverride], list[TensorBuftOverride], list[tuple[str, int]]]] = {
-    "flags": ([NCFFN, NCMOE], [NCFFN, NCMOE], [("n_cpu_ffn", 1), ("n_cpu_moe", 2)]),
-    "a flag beside others": ([OTHER, NCMOE, MOVED], [TensorBuftOverride("a|^b$", "CPU"), NCMOE], [("n_cpu_moe", 2)]),
-    "one has the other": ([NCMOE, MORE], [MORE], [("n_cpu_moe", 3)]),
-    "all have the others": ([CMOE, NCMOE], [CMOE], [("cpu_moe", 1)]),
-    "beside a device, whose place in the order counts": ([ELSEWHERE, NCMOE], [ELSEWHERE, NCMOE], []),
-    "layers that are not the first": (
+
+@named_cases(
+    ("flags", [NCFFN, NCMOE], [NCFFN, NCMOE], [("n_cpu_ffn", 1), ("n_cpu_moe", 2)]),
+    ("a flag beside others", [OTHER, NCMOE, MOVED], [TensorBuftOverride("a|^b$", "CPU"), NCMOE], [("n_cpu_moe", 2)]),
+    ("one has the other", [NCMOE, MORE], [MORE], [("n_cpu_moe", 3)]),
+    ("all have the others", [CMOE, NCMOE], [CMOE], [("cpu_moe", 1)]),
+    ("beside a device, whose place in the order counts", [ELSEWHERE, NCMOE], [ELSEWHERE, NCMOE], []),
+    (
+        "layers that are not the first",
         [TensorBuftOverride(NCMOE.pattern.replace("0|", ""), "CPU")],
         [TensorBuftOverride(NCMOE.pattern.replace("0|", ""), "CPU")],
         [],
     ),
-    "another target": ([replace(NCMOE, buffer_type="CUDA0")], [replace(NCMOE, buffer_type="CUDA0")], []),
-    "nothing": ([], [], []),
-}
-
-
-@pytest.mark.parametrize(("given", "merged", "flags"), OVERRIDES.values(), ids=OVERRIDES)
+    ("another target", [replace(NCMOE, buffer_type="CUDA0")], [replace(NCMOE, buffer_type="CUDA0")], []),
+    ("nothing", [], [], []),
+)
 def test_flags_among_overrides(
     given: list[TensorBuftOverride], merged: list[TensorBuftOverride], flags: list[tuple[str, int]]
 ) -> None:

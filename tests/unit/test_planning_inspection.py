@@ -13,6 +13,7 @@ from fitter.model.header import Model
 from fitter.planning.checked.verification import check_same_model
 from fitter.planning.plan.inspection import LayerSize, RoleSize, inspection_of
 from fitter.planning.request.summary import FileStamp, ModelSummary, stamp_of
+from tests.support.cases import named_cases
 
 TENSORS = (
     TensorInfo("token_embd.weight", "f16", (1,), 1000),
@@ -34,15 +35,12 @@ def layout(*caches: tuple[str, str, int]) -> Layout:
     return Layout((*weights, *entries), 32, 512)
 
 
-CACHES = {
-    "each layer": ([(LAYOUT_DEVICE, "cache_k_l0", 32), (LAYOUT_DEVICE, "cache_k_l1", 64)], (0, 32, 64)),
-    "no layer": ([(LAYOUT_DEVICE, "cache_k", 32)], (32, 0, 0)),
-    "none": ([], (0, 0, 0)),
-    "kept by the host": ([("CPU", "cache_k_l0", 32)], (0, 0, 0)),
-}
-
-
-@pytest.mark.parametrize(("caches", "expected"), CACHES.values(), ids=CACHES)
+@named_cases(
+    ("each layer", [(LAYOUT_DEVICE, "cache_k_l0", 32), (LAYOUT_DEVICE, "cache_k_l1", 64)], (0, 32, 64)),
+    ("no layer", [(LAYOUT_DEVICE, "cache_k", 32)], (32, 0, 0)),
+    ("none", [], (0, 0, 0)),
+    ("kept by the host", [("CPU", "cache_k_l0", 32)], (0, 0, 0)),
+)
 def test_an_inspection(caches: list[tuple[str, str, int]], expected: tuple[int, ...]) -> None:
     found = inspection_of(MODEL, BREAKDOWN, layout(*caches))
     assert (found.model, found.metadata, found.n_ctx, found.rows) == (SUMMARY, MODEL.metadata, 512, BREAKDOWN.rows)
@@ -66,14 +64,11 @@ def test_a_stamp_is_of_the_file_as_it_is(tmp_path: Path) -> None:
     assert stamp_of(path) != stamp
 
 
-OTHERS = {
-    "architecture": (replace(SUMMARY, architecture="qwen3"), "its architecture is llama, not qwen3"),
-    "name": (replace(SUMMARY, name="another"), "its name is a model, not another"),
-    "size": (replace(SUMMARY, bytes=4351), "its bytes is 4350, not 4351"),
-}
-
-
-@pytest.mark.parametrize(("found", "said"), OTHERS.values(), ids=OTHERS)
+@named_cases(
+    ("architecture", replace(SUMMARY, architecture="qwen3"), "its architecture is llama, not qwen3"),
+    ("name", replace(SUMMARY, name="another"), "its name is a model, not another"),
+    ("size", replace(SUMMARY, bytes=4351), "its bytes is 4350, not 4351"),
+)
 def test_a_plan_of_another_model(found: ModelSummary, said: str) -> None:
     check_same_model(SUMMARY, replace(SUMMARY, path="elsewhere.gguf"))
     with pytest.raises(UsageError, match=f"^the plan is for another model than m.gguf: {said}$"):

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     Breakdown,
@@ -22,6 +20,7 @@ from fitter.model.header import Model
 from fitter.output.pictures.layer_picture import Run, layer_svg, runs
 from fitter.planning.plan.layer_map import LayerMap, MapCell, map_of
 from fitter.planning.plan.plan import Plan
+from tests.support.cases import cases, named_cases
 from tests.support.plans import make_plan
 
 N_LAYER = 4
@@ -107,12 +106,9 @@ def test_the_cache_stays_on_the_host() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("params", "on_devices"),
-    [
-        pytest.param(Params(n_ctx=4096, n_gpu_layers=-1, tensor_split=(1.0, 0.0)), (9 * 2**20, 0), id="other bytes"),
-        pytest.param(Params(n_ctx=4096, n_gpu_layers=-1, split_mode="row"), (4590, 0), id="rows of every matrix"),
-    ],
+@named_cases(
+    ("other bytes", Params(n_ctx=4096, n_gpu_layers=-1, tensor_split=(1.0, 0.0)), (9 * 2**20, 0)),
+    ("rows of every matrix", Params(n_ctx=4096, n_gpu_layers=-1, split_mode="row"), (4590, 0)),
 )
 def test_no_map_is_better_than_a_wrong_one(params: Params, on_devices: tuple[int, int]) -> None:
     assert map_of(plan_with(params, *on_devices), MODEL, LAYOUT, [-1] * len(NAMES)) is None
@@ -122,15 +118,10 @@ WITHOUT_EXPERTS = replace(LAYOUT, entries=tuple(entry for entry in ENTRIES if "e
 ON_FIRST = Params(n_ctx=4096, n_gpu_layers=-1, tensor_split=(3.0, 2.0))
 
 
-@pytest.mark.parametrize(
-    ("on_devices", "expected"),
-    [
-        pytest.param((3 * 130, 130 + 70), ["host"] * 4, id="the host computes with them"),
-        pytest.param(
-            (3 * 130, 1130 + 70), ["host"] * 3 + ["CUDA1"], id="a device of another kind has kernels for them"
-        ),
-        pytest.param((3 * 1130, 1130 + 70), ["CUDA0"] * 3 + ["CUDA1"], id="all devices are of another kind"),
-    ],
+@named_cases(
+    ("the host computes with them", (3 * 130, 130 + 70), ["host"] * 4),
+    ("a device of another kind has kernels for them", (3 * 130, 1130 + 70), ["host"] * 3 + ["CUDA1"]),
+    ("all devices are of another kind", (3 * 1130, 1130 + 70), ["CUDA0"] * 3 + ["CUDA1"]),
 )
 def test_weights_that_no_layout_has_are_where_they_were_measured(
     on_devices: tuple[int, int], expected: list[str]
@@ -153,7 +144,7 @@ def test_overrides_say_where_weights_are_that_no_layout_has() -> None:
     assert where(found, "experts") == [(layer, {"CUDA1": 1}) for layer in range(4)]
 
 
-@pytest.mark.parametrize("is_tied", [False, True], ids=["an output of its own", "the embedding is the output"])
+@named_cases(("an output of its own", False), ("the embedding is the output", True))
 def test_an_embedding_in_memory_that_no_device_reads(is_tied: bool) -> None:
     output = "token_embd.weight" if is_tied else "output.weight"
     entries = (*ENTRIES[1:], LayoutEntry(LAYOUT_DEVICE, output, "model", 70))
@@ -164,7 +155,7 @@ def test_an_embedding_in_memory_that_no_device_reads(is_tied: bool) -> None:
     assert where(found, "embedding and output") == [(-1, {"host": EMBEDDING}), (4, {"CUDA1": 140})]
 
 
-@pytest.mark.parametrize(("is_twice", "cells"), [(False, [-1]), (True, [-1, 4])], ids=["one buffer", "two buffers"])
+@named_cases(("one buffer", False, [-1]), ("two buffers", True, [-1, 4]))
 def test_an_embedding_that_is_an_output_on_the_host(is_twice: bool, cells: list[int]) -> None:
     entries = (
         *(entry for entry in ENTRIES if entry.name != "output.weight"),
@@ -183,7 +174,7 @@ def test_what_llama_cpp_does_not_load_is_nowhere() -> None:
     assert where(found, "experts") == [] and where(found, "attention") != []
 
 
-@pytest.mark.parametrize(("on_host", "is_shown"), [(0, True), (2**20, False)])
+@cases((0, True), (2**20, False))
 def test_no_map_where_the_host_has_something_else(on_host: int, is_shown: bool) -> None:
     plan = plan_with(ON_FIRST, 3 * 1130, 1130 + 70, on_host=on_host)
     assert (map_of(plan, MODEL, LAYOUT, [-1] * len(NAMES)) is not None) == is_shown

@@ -20,6 +20,7 @@ from fitter.planning.request.request import LEVERS, DeviceLimit, Request
 from fitter.planning.search.best_plan import fit
 from fitter.planning.search.levers import Candidate, apply, changes, concessions, expert_caches, improve
 from fitter.planning.speed.cost import Estimate, Workload
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import CARD as SPEED
 from tests.support.synthetic import DENSE, MIB, SyntheticLlama, SyntheticModel, limits, load_calls, priced, request
 from tests.support.synthetic import MOE_AFTER_DENSE as MOE
@@ -44,34 +45,27 @@ Q8, Q4 = ({"type_k": name, "type_v": name} for name in ("q8_0", "q4_0"))
 FIXED = Params(n_ctx=8192)
 
 
-@pytest.mark.parametrize(
-    ("request_", "expected"),
-    [
-        pytest.param(asked(), [], id="nothing allowed"),
-        pytest.param(asked("paging"), [], id="paging changes no parameter"),
-        pytest.param(asked("kv-q8_0"), [Q8], id="q8_0"),
-        pytest.param(asked("kv-q4_0", "kv-q8_0"), [Q8, Q4], id="the better one first"),
-        pytest.param(asked("kv-q8_0", params=Params(flash_attn="off")), [], id="without flash attention"),
-        pytest.param(asked("kv-q8_0", params=Params(flash_attn="on")), [Q8], id="with flash attention"),
-        pytest.param(asked("kv-q8_0", fixed=("type_k", "type_v")), [], id="the user's types"),
-        pytest.param(asked("kv-q8_0", fixed=("type_v",)), [], id="not two types"),
-        pytest.param(
-            asked("kv-q8_0", fixed=("type_v",), params=Params(type_v="q8_0")), [{"type_k": "q8_0"}], id="the other one"
-        ),
-        pytest.param(asked("no-op-offload"), [{"op_offload": False}], id="no op_offload"),
-        pytest.param(asked("no-op-offload", params=Params(op_offload=False)), [], id="there is none"),
-        pytest.param(asked("no-op-offload", fixed=("op_offload",)), [], id="the user's op_offload"),
-        pytest.param(asked("no-op-offload", devices=()), [], id="op_offload without devices"),
-        pytest.param(asked("context"), [], id="a context that is fitted anyway"),
-        pytest.param(asked("context", params=FIXED, fixed=("n_ctx",)), [{}], id="the user's context"),
-        pytest.param(asked("context", params=FIXED, fixed=("n_ctx",), fit_ctx=8191), [{}], id="one token less"),
-        pytest.param(asked("context", params=FIXED, fixed=("n_ctx",), fit_ctx=8192), [], id="as small as it may be"),
-        pytest.param(
-            asked("context", params=FIXED, fixed=("n_ctx",), workload=Workload(8000, 192)), [], id="a long request"
-        ),
-        pytest.param(asked(*ALL, params=FIXED, fixed=("n_ctx",)), [{"op_offload": False}, Q8, Q4, {}], id="all"),
-    ],
-)  # fmt: skip
+@named_cases(
+    ("nothing allowed", asked(), []),
+    ("paging changes no parameter", asked("paging"), []),
+    ("q8_0", asked("kv-q8_0"), [Q8]),
+    ("the better one first", asked("kv-q4_0", "kv-q8_0"), [Q8, Q4]),
+    ("without flash attention", asked("kv-q8_0", params=Params(flash_attn="off")), []),
+    ("with flash attention", asked("kv-q8_0", params=Params(flash_attn="on")), [Q8]),
+    ("the user's types", asked("kv-q8_0", fixed=("type_k", "type_v")), []),
+    ("not two types", asked("kv-q8_0", fixed=("type_v",)), []),
+    ("the other one", asked("kv-q8_0", fixed=("type_v",), params=Params(type_v="q8_0")), [{"type_k": "q8_0"}]),
+    ("no op_offload", asked("no-op-offload"), [{"op_offload": False}]),
+    ("there is none", asked("no-op-offload", params=Params(op_offload=False)), []),
+    ("the user's op_offload", asked("no-op-offload", fixed=("op_offload",)), []),
+    ("op_offload without devices", asked("no-op-offload", devices=()), []),
+    ("a context that is fitted anyway", asked("context"), []),
+    ("the user's context", asked("context", params=FIXED, fixed=("n_ctx",)), [{}]),
+    ("one token less", asked("context", params=FIXED, fixed=("n_ctx",), fit_ctx=8191), [{}]),
+    ("as small as it may be", asked("context", params=FIXED, fixed=("n_ctx",), fit_ctx=8192), []),
+    ("a long request", asked("context", params=FIXED, fixed=("n_ctx",), workload=Workload(8000, 192)), []),
+    ("all", asked(*ALL, params=FIXED, fixed=("n_ctx",)), [{"op_offload": False}, Q8, Q4, {}]),
+)
 def test_what_a_lever_changes(request_: Request, expected: list[dict[str, object]]) -> None:
     found = changes(request_)
     assert [dict(change.params) for change in found] == expected
@@ -81,14 +75,11 @@ def test_what_a_lever_changes(request_: Request, expected: list[dict[str, object
         assert ("n_ctx" in changed.fixed) is ("n_ctx" in request_.fixed and change.kind != "n_ctx")
 
 
-@pytest.mark.parametrize(
-    ("params", "fit_ctx", "low", "high"),
-    [
-        pytest.param(Params(n_ctx=20000), 4096, 4096, 20000, id="one sequence"),
-        pytest.param(Params(n_ctx=20000), 1024, 2560, 20000, id="the workload is held"),
-        pytest.param(Params(n_ctx=20480, n_seq_max=4), 3000, 12000, 20480, id="each sequence its own"),
-        pytest.param(Params(n_ctx=20480, n_seq_max=4, kv_unified=True), 4096, 4096, 20480, id="one cache for all"),
-    ],
+@named_cases(
+    ("one sequence", Params(n_ctx=20000), 4096, 4096, 20000),
+    ("the workload is held", Params(n_ctx=20000), 1024, 2560, 20000),
+    ("each sequence its own", Params(n_ctx=20480, n_seq_max=4), 3000, 12000, 20480),
+    ("one cache for all", Params(n_ctx=20480, n_seq_max=4, kv_unified=True), 4096, 4096, 20480),
 )
 def test_a_context_shrinks_between_the_smallest_and_what_was_asked_for(
     params: Params, fit_ctx: int, low: int, high: int
@@ -132,7 +123,7 @@ def pulled(
     return improve(first, attempt), attempts
 
 
-@pytest.mark.parametrize(("share", "is_kept"), [(1 - GAIN - 1e-6, True), (1 - GAIN + 1e-6, False), (1.5, False)])
+@cases((1 - GAIN - 1e-6, True), (1 - GAIN + 1e-6, False), (1.5, False))
 def test_a_lever_is_used_where_it_gains_enough(share: float, is_kept: bool) -> None:
     made = asked("no-op-offload")
     first = found(made)
@@ -144,7 +135,7 @@ def test_a_lever_is_used_where_it_gains_enough(share: float, is_kept: bool) -> N
     assert (choice.seconds, choice.runner_up_seconds) == (10 * share, 10.0)[:: 1 if is_kept else -1]
 
 
-@pytest.mark.parametrize("objective", ["generation", "prompt", "request"])
+@cases("generation", "prompt", "request")
 def test_time_is_that_of_the_objective(objective: str) -> None:
     made = asked("no-op-offload", objective=objective)
     slow, fast = found(made), found(apply(made, changes(made)))
@@ -182,14 +173,11 @@ def test_what_a_later_lever_makes_superfluous_is_not_given_up() -> None:
     assert (best.trial.params.op_offload, best.trial.params.type_k) == (True, "q8_0")
 
 
-@pytest.mark.parametrize(
-    ("fitting", "expected"),
-    [
-        pytest.param({"op_offload"}, (False, "f16"), id="the first that fits"),
-        pytest.param({"type_k"}, (True, "q8_0"), id="a later one that fits alone"),
-        pytest.param({"both"}, (False, "q8_0"), id="two together"),
-        pytest.param(set(), (False, "q8_0"), id="what lacks the least"),
-    ],
+@named_cases(
+    ("the first that fits", {"op_offload"}, (False, "f16")),
+    ("a later one that fits alone", {"type_k"}, (True, "q8_0")),
+    ("two together", {"both"}, (False, "q8_0")),
+    ("what lacks the least", set(), (False, "q8_0")),
 )
 def test_where_nothing_fits(fitting: set[str], expected: tuple[bool, str]) -> None:
     made = asked("no-op-offload", "kv-q8_0")
@@ -204,7 +192,7 @@ def test_where_nothing_fits(fitting: set[str], expected: tuple[bool, str]) -> No
     assert (best.trial.params.op_offload, best.trial.params.type_k) == expected
 
 
-@pytest.mark.parametrize(("flash_attn", "is_kept"), [(True, True), (False, False), (None, False)])
+@cases((True, True), (False, False), (None, False))
 def test_a_quantized_cache_counts_with_flash_attention_alone(flash_attn: bool, is_kept: bool) -> None:
     made = asked("kv-q8_0")
     first = found(made, lacks=MIB)
@@ -212,18 +200,15 @@ def test_a_quantized_cache_counts_with_flash_attention_alone(flash_attn: bool, i
     assert (best.trial is not first.trial) is is_kept
 
 
-@pytest.mark.parametrize(
-    ("allow", "objective", "n_ctx", "seconds", "is_kept"),
-    [
-        pytest.param("kv-q8_0", "request", 16384, 10.0, False, id="more context, no faster"),
-        pytest.param("kv-q8_0", "request", 16384, 9.0, True, id="more context, faster"),
-        pytest.param("kv-q8_0", "request", 8191, 9.0, False, id="faster with less context"),
-        pytest.param("context", "request", 8191, 9.0, True, id="faster with less context, as allowed"),
-        pytest.param("kv-q8_0", "context", 8193, 20.0, True, id="most context: more of it"),
-        pytest.param("kv-q8_0", "context", 8192, 9.0, True, id="most context: as much and faster"),
-        pytest.param("kv-q8_0", "context", 8191, 9.0, False, id="most context: less of it"),
-        pytest.param("context", "context", 8191, 9.0, False, id="most context: less is no gain"),
-    ],
+@named_cases(
+    ("more context, no faster", "kv-q8_0", "request", 16384, 10.0, False),
+    ("more context, faster", "kv-q8_0", "request", 16384, 9.0, True),
+    ("faster with less context", "kv-q8_0", "request", 8191, 9.0, False),
+    ("faster with less context, as allowed", "context", "request", 8191, 9.0, True),
+    ("most context: more of it", "kv-q8_0", "context", 8193, 20.0, True),
+    ("most context: as much and faster", "kv-q8_0", "context", 8192, 9.0, True),
+    ("most context: less of it", "kv-q8_0", "context", 8191, 9.0, False),
+    ("most context: less is no gain", "context", "context", 8191, 9.0, False),
 )
 def test_context_and_time(allow: str, objective: str, n_ctx: int, seconds: float, is_kept: bool) -> None:
     made = asked(allow, objective=objective, params=FIXED, fixed=("n_ctx",) if allow == "context" else ())
@@ -247,33 +232,23 @@ def test_the_runner_up_is_the_fastest_of_the_others() -> None:
     assert (choice.runner_up, choice.runner_up_seconds) == ("nothing", None)
 
 
-@pytest.mark.parametrize(
-    ("made", "expected"),
-    [
-        pytest.param(asked(*ALL), ["q8_0", "q4_0"], id="memory is of no use"),
-        pytest.param(asked("no-op-offload", devices=limits(8000, 8000)), [], id="no weights on the host"),
-        pytest.param(asked("no-op-offload", pinned={"a": HOST}), ["f16"], id="the user's weights on the host"),
-        pytest.param(asked("context", params=FIXED, fixed=("n_ctx",)), [], id="nor is less context"),
-        pytest.param(
-            asked("context", params=FIXED, fixed=("n_ctx",), devices=limits(8000, 8000)),
-            ["f16"],
-            id="one device may do",
-        ),
-    ],
+@named_cases(
+    ("memory is of no use", asked(*ALL), ["q8_0", "q4_0"]),
+    ("no weights on the host", asked("no-op-offload", devices=limits(8000, 8000)), []),
+    ("the user's weights on the host", asked("no-op-offload", pinned={"a": HOST}), ["f16"]),
+    ("nor is less context", asked("context", params=FIXED, fixed=("n_ctx",)), []),
+    ("one device may do", asked("context", params=FIXED, fixed=("n_ctx",), devices=limits(8000, 8000)), ["f16"]),
 )
 def test_a_whole_model_on_a_device(made: Request, expected: Sequence[str]) -> None:
     _, attempts = pulled(made, found(made, whole=True), lambda changed: found(changed, whole=True))
     assert [attempt.params.type_k for attempt in attempts] == expected
 
 
-@pytest.mark.parametrize(
-    ("params", "expected"),
-    [
-        ({}, ()),
-        ({"n_ubatch": 128}, ()),
-        ({"type_k": "q8_0", "type_v": "q8_0"}, ("KV cache q8_0/q8_0 instead of f16/f16",)),
-        ({"op_offload": False}, ("no op_offload",)),
-    ],
+@cases(
+    ({}, ()),
+    ({"n_ubatch": 128}, ()),
+    ({"type_k": "q8_0", "type_v": "q8_0"}, ("KV cache q8_0/q8_0 instead of f16/f16",)),
+    ({"op_offload": False}, ("no op_offload",)),
 )
 def test_what_is_said(params: dict[str, object], expected: tuple[str, ...]) -> None:
     made = asked()
@@ -324,10 +299,7 @@ def test_a_plan_without_levers_has_none() -> None:
     assert loose.fits and loose.levers == ()
 
 
-@pytest.mark.parametrize(
-    ("lever", "said"),
-    [("kv-q8_0", "KV cache q8_0/q8_0 instead of f16/f16"), ("kv-q4_0", "KV cache q4_0"), ("context", "context ")],
-)
+@cases(("kv-q8_0", "KV cache q8_0/q8_0 instead of f16/f16"), ("kv-q4_0", "KV cache q4_0"), ("context", "context "))
 def test_a_lever_makes_it_fit(lever: str, said: str) -> None:
     llama, made = tight(lever)
     plan = planned(llama, made)
@@ -343,7 +315,7 @@ def test_paging_is_said_where_it_is_needed() -> None:
         assert plan.fits and plan.levers == expected
 
 
-@pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "mixture"])
+@named_cases(("dense", DENSE), ("mixture", MOE))
 def test_no_plan_that_pages_is_faster_than_its_bound(model: SyntheticModel) -> None:
     """The bound has what no memory has room for read from the disk, as every plan does."""
     devices, bounds = limits(700), list[float]()
@@ -386,21 +358,16 @@ def placed(on_host: int, first: int = 0, used: int = 2000) -> Trial:
     return Trial(Placement(first, (9 - first,), moved), limits(3000), Params(n_ctx=4096), breakdown, ())
 
 
-@pytest.mark.parametrize(
-    ("on_host", "changed", "expected"),
-    [
-        # seven layers of 650 MiB, and 1000 MiB are left
-        pytest.param(4, {}, [2950, 2212, 1475, 737, 368], id="the room of experts, and what is left"),
-        pytest.param(1, {}, [4550, 3412, 2275, 1137, 568], id="no more than all experts"),
-        pytest.param(7, {}, [1000, 750, 500, 250, 125], id="what is left alone"),
-        pytest.param(0, {}, [], id="no experts on the host"),
-        pytest.param(4, {"allow": frozenset()}, [], id="not allowed"),
-        pytest.param(4, {"fixed": frozenset({"moe_cache_size"})}, [], id="the user's"),
-        pytest.param(4, {"params": Params(split_mode="tensor")}, [], id="tensors are split"),
-        pytest.param(
-            4, {"pinned": {"blk.5.ffn_up_exps.weight": HOST}}, [2750, 2062, 1375, 687, 343], id="the user's tensor"
-        ),
-    ],
+@named_cases(
+    # seven layers of 650 MiB, and 1000 MiB are left
+    ("the room of experts, and what is left", 4, {}, [2950, 2212, 1475, 737, 368]),
+    ("no more than all experts", 1, {}, [4550, 3412, 2275, 1137, 568]),
+    ("what is left alone", 7, {}, [1000, 750, 500, 250, 125]),
+    ("no experts on the host", 0, {}, []),
+    ("not allowed", 4, {"allow": frozenset()}, []),
+    ("the user's", 4, {"fixed": frozenset({"moe_cache_size"})}, []),
+    ("tensors are split", 4, {"params": Params(split_mode="tensor")}, []),
+    ("the user's tensor", 4, {"pinned": {"blk.5.ffn_up_exps.weight": HOST}}, [2750, 2062, 1375, 687, 343]),
 )
 def test_sizes_of_a_cache_of_experts(on_host: int, changed: dict[str, object], expected: list[int]) -> None:
     made = replace(request(MOE, limits(3000)), allow=frozenset({"moe-cache"}))
@@ -410,7 +377,7 @@ def test_sizes_of_a_cache_of_experts(on_host: int, changed: dict[str, object], e
     ]
 
 
-@pytest.mark.parametrize(("kind", "count"), [("cuda", 5), ("rocm", 5), ("vulkan", 0), ("metal", 0), ("remote", 0)])
+@cases(("cuda", 5), ("rocm", 5), ("vulkan", 0), ("metal", 0), ("remote", 0))
 def test_no_cache_of_experts_where_none_was_published_to_pay(kind: str, count: int) -> None:
     made = replace(request(MOE, limits(3000)), allow=frozenset({"moe-cache"}))
     speeds = {device.name: replace(SPEED, kind=kind) for device in made.devices}
@@ -441,15 +408,12 @@ def cached(made: Request, seconds: float | None, n_ctx: int = 4096) -> Candidate
     return Candidate(made, trial, Price(Estimate(1.0, 1.0, seconds), made.workload, 0, (), trial.breakdown))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "attempted", "best"),
-    [
-        pytest.param([8.0, 9.0], [2950, 2212], 2950, id="the largest"),
-        pytest.param([8.0, 7.0, 6.0, 6.5], [2950, 2212, 1475, 737], 1475, id="until one is slower"),
-        pytest.param([None, 7.0, 8.0], [2950, 2212, 1475], 2212, id="the largest does not fit"),
-        pytest.param([12.0, 13.0], [2950, 2212], 0, id="slower than none"),
-        pytest.param([8.0, 7.0, 6.0, 5.0, 4.0], [2950, 2212, 1475, 737, 368], 368, id="the smallest"),
-    ],
+@named_cases(
+    ("the largest", [8.0, 9.0], [2950, 2212], 2950),
+    ("until one is slower", [8.0, 7.0, 6.0, 6.5], [2950, 2212, 1475, 737], 1475),
+    ("the largest does not fit", [None, 7.0, 8.0], [2950, 2212, 1475], 2212),
+    ("slower than none", [12.0, 13.0], [2950, 2212], 0),
+    ("the smallest", [8.0, 7.0, 6.0, 5.0, 4.0], [2950, 2212, 1475, 737, 368], 368),
 )
 def test_smaller_caches_of_experts_are_tried_while_they_are_faster(
     seconds: list[float | None], attempted: list[int], best: int
@@ -468,14 +432,11 @@ def test_a_llama_cpp_without_a_cache_of_experts_is_asked_once() -> None:
     assert best is first and len(attempts) == 1
 
 
-@pytest.mark.parametrize(
-    ("n_ctx", "seconds", "expected"),
-    [
-        pytest.param(16384, 8.7, 16384, id="longer and little slower"),
-        pytest.param(16384, 8.9, 4096, id="longer and slower"),
-        pytest.param(2048, 7.0, 4096, id="shorter"),
-        pytest.param(4352, 8.7, 4096, id="hardly longer and slower"),
-    ],
+@named_cases(
+    ("longer and little slower", 16384, 8.7, 16384),
+    ("longer and slower", 16384, 8.9, 4096),
+    ("shorter", 2048, 7.0, 4096),
+    ("hardly longer and slower", 4352, 8.7, 4096),
 )
 def test_an_open_context_is_planned_with_the_cache_of_experts(n_ctx: int, seconds: float, expected: int) -> None:
     made = replace(request(MOE, limits(3000)), allow=frozenset({"moe-cache"}), context_cost=0.1)

@@ -27,6 +27,7 @@ from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.request import request_limits
 from fitter.planning.request.constraints import check_targets, for_model, params_of
 from fitter.text import MIB
+from tests.support.cases import cases, named_cases
 
 HUGE = 2**70
 ENDLESS = 10**5000
@@ -101,25 +102,22 @@ def test_both_sides_of_a_count(name: str) -> None:
     assert hold(name, ENDLESS if most is None else most) == (ENDLESS if most is None else most)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        pytest.param(512, 512, id="int"),
-        pytest.param(np.int64(512), 512, id="numpy"),
-        pytest.param(np.uint8(200), 200, id="small numpy"),
-        pytest.param(512.0, 512, id="whole float"),
-        pytest.param(np.float64(512), 512, id="whole numpy float"),
-        pytest.param(512.5, None, id="fraction"),
-        pytest.param(float("nan"), None, id="nan"),
-        pytest.param(float("inf"), None, id="inf"),
-        pytest.param("512", 512, id="text"),
-        pytest.param("0.5k", 512, id="text with a unit"),
-        pytest.param("a few", None, id="another text"),
-        pytest.param(True, None, id="bool"),
-        pytest.param([512], None, id="list"),
-        pytest.param(b"512", None, id="bytes"),
-        pytest.param(1j, None, id="complex"),
-    ],
+@named_cases(
+    ("int", 512, 512),
+    ("numpy", np.int64(512), 512),
+    ("small numpy", np.uint8(200), 200),
+    ("whole float", 512.0, 512),
+    ("whole numpy float", np.float64(512), 512),
+    ("fraction", 512.5, None),
+    ("nan", float("nan"), None),
+    ("inf", float("inf"), None),
+    ("text", "512", 512),
+    ("text with a unit", "0.5k", 512),
+    ("another text", "a few", None),
+    ("bool", True, None),
+    ("list", [512], None),
+    ("bytes", b"512", None),
+    ("complex", 1j, None),
 )
 def test_types_of_a_count(value: Any, expected: int | None) -> None:
     if expected is None:
@@ -130,29 +128,24 @@ def test_types_of_a_count(value: Any, expected: int | None) -> None:
         assert (held_value, type(held_value)) == (expected, int)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        pytest.param(8192, 8192, id="one"),
-        pytest.param("8k", 8192, id="text"),
-        pytest.param([0, 8192], (0, 8192), id="list"),
-        pytest.param((np.int64(3), "1k", 2**31 - 1), (3, 1024, 2**31 - 1), id="numpy, text, the largest"),
-        pytest.param(np.array([1, 2]), (1, 2), id="array"),
-        pytest.param(iter([5]), (5,), id="iterator"),
-        pytest.param(-1, "live_tokens is -1: give 0 to 2147483647", id="negative"),
-        pytest.param([1, -1], "live_tokens is -1: give 0 to 2147483647", id="a negative one"),
-        pytest.param([2**31], "live_tokens is 2147483648: give 0 to 2147483647", id="too large"),
-        pytest.param("many", "live_tokens is 'many': give a whole number", id="another text"),
-        pytest.param(["many"], "live_tokens is 'many': give a whole number", id="another text in a list"),
-        pytest.param([[1]], "live_tokens is [1]: give a whole number", id="list in a list"),
-        pytest.param([True], "live_tokens is True: give a whole number", id="bool"),
-        pytest.param([0.5], "live_tokens is 0.5: give a whole number", id="fraction"),
-        pytest.param(b"1", "live_tokens is b'1': give a whole number", id="bytes"),
-        pytest.param({1: 2}, "live_tokens is {1: 2}: give a whole number", id="dict"),
-        pytest.param(
-            [], "live_tokens is an empty list: give a number of tokens, or a list of them", id="an empty list"
-        ),
-    ],
+@named_cases(
+    ("one", 8192, 8192),
+    ("text", "8k", 8192),
+    ("list", [0, 8192], (0, 8192)),
+    ("numpy, text, the largest", (np.int64(3), "1k", 2**31 - 1), (3, 1024, 2**31 - 1)),
+    ("array", np.array([1, 2]), (1, 2)),
+    ("iterator", iter([5]), (5,)),
+    ("negative", -1, "live_tokens is -1: give 0 to 2147483647"),
+    ("a negative one", [1, -1], "live_tokens is -1: give 0 to 2147483647"),
+    ("too large", [2**31], "live_tokens is 2147483648: give 0 to 2147483647"),
+    ("another text", "many", "live_tokens is 'many': give a whole number"),
+    ("another text in a list", ["many"], "live_tokens is 'many': give a whole number"),
+    ("list in a list", [[1]], "live_tokens is [1]: give a whole number"),
+    ("bool", [True], "live_tokens is True: give a whole number"),
+    ("fraction", [0.5], "live_tokens is 0.5: give a whole number"),
+    ("bytes", b"1", "live_tokens is b'1': give a whole number"),
+    ("dict", {1: 2}, "live_tokens is {1: 2}: give a whole number"),
+    ("an empty list", [], "live_tokens is an empty list: give a number of tokens, or a list of them"),
 )
 def test_one_number_of_tokens_or_several(value: Any, expected: int | tuple[int, ...] | str) -> None:
     if isinstance(expected, str):
@@ -201,18 +194,15 @@ def test_experts_beyond_the_layers_are_those_of_all_layers(n_cpu_moe: int) -> No
     assert override.pattern == "^blk.(0|1|2|3).ffn_(up|down|gate|gate_up)_(ch|)exps"
 
 
-@pytest.mark.parametrize(("n_cpu_moe", "layers"), [(1, "0"), (3, "0|1|2"), (4, "0|1|2|3")])
+@cases((1, "0"), (3, "0|1|2"), (4, "0|1|2|3"))
 def test_experts_of_the_first_layers(n_cpu_moe: int, layers: str) -> None:
     [override] = for_model(params_of(None), model(), False, n_cpu_moe).tensor_buft_overrides
     assert override.pattern.startswith(f"^blk.({layers}).")
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        pytest.param(("blk.0.attn_q.weight", "blk.99999999999.ffn_up_exps.weight"), id="a layer of any number"),
-        pytest.param(("output.weight",), id="no layer"),
-    ],
+@named_cases(
+    ("a layer of any number", ("blk.0.attn_q.weight", "blk.99999999999.ffn_up_exps.weight")),
+    ("no layer", ("output.weight",)),
 )
 def test_layers_are_those_that_have_tensors(names: tuple[str, ...]) -> None:
     found = host_overrides(False, HUGE, None, names)
@@ -228,19 +218,16 @@ def test_layers_beyond_a_c_integer_are_all_layers(n_gpu_layers: int, expected: i
     assert for_model(params_of(None, n_gpu_layers=n_gpu_layers), model(), False, None).n_gpu_layers == expected
 
 
-@pytest.mark.parametrize(
-    ("n_ctx", "n_ctx_train", "n_seq_max", "said"),
-    [
-        pytest.param(MAX_TOKENS, 4096, 1, "", id="what any model may have"),
-        pytest.param(MAX_TOKENS + 1, 4096, 1, "give 4194304 at most; the model was trained for 4096", id="more"),
-        pytest.param(10 * 2**20, 10 * 2**20, 1, "", id="the model's own"),
-        pytest.param(10 * 2**20 + 1, 10 * 2**20, 1, "give 10485760 at most", id="more than its own"),
-        pytest.param(2**17 * 256, 2**17, 256, "", id="its own for all sequences"),
-        pytest.param(2**17 * 256 + 1, 2**17, 256, "give 33554432 at most", id="more than that"),
-        pytest.param(0, 0, 1, "", id="a model that does not say"),
-        pytest.param(2**24 + 1, 2**31, 1, "give 16777216 at most", id="a model that says too much"),
-        pytest.param(2**25 + 1, 2**20, 256, "give 33554432 at most", id="its own for all sequences, and too much"),
-    ],
+@named_cases(
+    ("what any model may have", MAX_TOKENS, 4096, 1, ""),
+    ("more", MAX_TOKENS + 1, 4096, 1, "give 4194304 at most; the model was trained for 4096"),
+    ("the model's own", 10 * 2**20, 10 * 2**20, 1, ""),
+    ("more than its own", 10 * 2**20 + 1, 10 * 2**20, 1, "give 10485760 at most"),
+    ("its own for all sequences", 2**17 * 256, 2**17, 256, ""),
+    ("more than that", 2**17 * 256 + 1, 2**17, 256, "give 33554432 at most"),
+    ("a model that does not say", 0, 0, 1, ""),
+    ("a model that says too much", 2**24 + 1, 2**31, 1, "give 16777216 at most"),
+    ("its own for all sequences, and too much", 2**25 + 1, 2**20, 256, "give 33554432 at most"),
 )
 def test_contexts(n_ctx: int, n_ctx_train: int, n_seq_max: int, said: str) -> None:
     params = params_of(None, n_ctx=n_ctx, n_seq_max=n_seq_max)
@@ -251,16 +238,13 @@ def test_contexts(n_ctx: int, n_ctx_train: int, n_seq_max: int, said: str) -> No
         for_model(params, model(n_ctx_train=n_ctx_train), False, None)
 
 
-@pytest.mark.parametrize(
-    ("words", "causal", "said"),
-    [
-        pytest.param({"n_ctx": 4}, True, "", id="a token for each"),
-        pytest.param({"n_ctx": 3}, True, "n_ctx .-c. is 3, and 4 sequences", id="a small context"),
-        pytest.param({"n_ctx": 3}, False, "", id="a small context of a model that takes whole batches"),
-        pytest.param({"n_batch": 3}, False, "n_batch .-b. is 3", id="a small batch"),
-        pytest.param({"n_outputs_max": 3}, True, "n_outputs_max is 3", id="few outputs"),
-        pytest.param({}, True, "", id="none is set"),
-    ],
+@named_cases(
+    ("a token for each", {"n_ctx": 4}, True, ""),
+    ("a small context", {"n_ctx": 3}, True, "n_ctx .-c. is 3, and 4 sequences"),
+    ("a small context of a model that takes whole batches", {"n_ctx": 3}, False, ""),
+    ("a small batch", {"n_batch": 3}, False, "n_batch .-b. is 3"),
+    ("few outputs", {"n_outputs_max": 3}, True, "n_outputs_max is 3"),
+    ("none is set", {}, True, ""),
 )
 def test_every_sequence_has_a_token(words: dict[str, int], causal: bool, said: str) -> None:
     found = replace(model(), metadata={"llama.attention.causal": causal})
@@ -276,16 +260,13 @@ SMALL = TensorInfo("blk.0.attn_norm.weight", "f32", (1,), MIB)
 LARGE = TensorInfo("token_embd.weight", "f32", (1,), 2**30)
 
 
-@pytest.mark.parametrize(
-    ("tensor", "target", "said"),
-    [
-        pytest.param(SMALL, "CPU", "", id="the host"),
-        pytest.param(SMALL, "Vulkan0", "", id="a device in use"),
-        pytest.param(LARGE, "Vulkan1", "", id="a large tensor where there is no limit"),
-        pytest.param(LARGE, "CPU", "", id="a large tensor on the host"),
-        pytest.param(LARGE, "Vulkan0", "token_embd.weight of 1024 MiB on Vulkan0, .* 128 MiB", id="too large"),
-        pytest.param(SMALL, "Vulkan2", "attn_norm.weight on Vulkan2, and -dev", id="a device that is left out"),
-    ],
+@named_cases(
+    ("the host", SMALL, "CPU", ""),
+    ("a device in use", SMALL, "Vulkan0", ""),
+    ("a large tensor where there is no limit", LARGE, "Vulkan1", ""),
+    ("a large tensor on the host", LARGE, "CPU", ""),
+    ("too large", LARGE, "Vulkan0", "token_embd.weight of 1024 MiB on Vulkan0, .* 128 MiB"),
+    ("a device that is left out", SMALL, "Vulkan2", "attn_norm.weight on Vulkan2, and -dev"),
 )
 def test_where_an_override_may_put_a_tensor(tensor: TensorInfo, target: str, said: str) -> None:
     gpus = [DeviceInfo(f"Vulkan{d}", "", "gpu", "Vulkan", 1, 1, buffer_type=f"Vulkan{d}") for d in range(3)]
@@ -430,17 +411,13 @@ def test_paths_that_none_has(name: str, value: Any) -> None:
         hold(name, value)
 
 
-@pytest.mark.parametrize(
-    ("texts", "said"),
-    [
-        (["a=CPU"] * MAX_OVERRIDES, ""),
-        (["a=CPU"] * (MAX_OVERRIDES + 1), "513 tensor overrides .-ot. are given: give 512 at most"),
-        (["a" * MAX_PATTERNS + "=CPU"], ""),
-        (["a" * (MAX_PATTERNS + 1) + "=CPU"], "have 8193 characters: give 8192 at most"),
-        (["a" * 5000 + "=CPU", "b" * 5000 + "=CPU"], "have 10000 characters"),
-        (["a" * 10**6], "'aaa.{0,40} is not of the form"),
-    ],
-    ids=["most", "too many", "longest", "too long", "too long together", "none at all"],
+@named_cases(
+    ("most", ["a=CPU"] * MAX_OVERRIDES, ""),
+    ("too many", ["a=CPU"] * (MAX_OVERRIDES + 1), "513 tensor overrides .-ot. are given: give 512 at most"),
+    ("longest", ["a" * MAX_PATTERNS + "=CPU"], ""),
+    ("too long", ["a" * (MAX_PATTERNS + 1) + "=CPU"], "have 8193 characters: give 8192 at most"),
+    ("too long together", ["a" * 5000 + "=CPU", "b" * 5000 + "=CPU"], "have 10000 characters"),
+    ("none at all", ["a" * 10**6], "'aaa.{0,40} is not of the form"),
 )
 def test_overrides(texts: list[str], said: str) -> None:
     if said:
@@ -451,18 +428,14 @@ def test_overrides(texts: list[str], said: str) -> None:
         assert len(parse_overrides(texts)) == len(texts)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (-7, "-7"),
-        (10**29, "1" + "0" * 29),
-        (ENDLESS, "about 1e5000"),
-        (-ENDLESS, "about -1e5000"),
-        (True, "True"),
-        ("a" * 100, "'" + "a" * 36 + "..."),
-        ([ENDLESS], "a list"),
-    ],
-    ids=["small", "long", "endless", "endless and negative", "a flag", "a long text", "a list of what is endless"],
+@named_cases(
+    ("small", -7, "-7"),
+    ("long", 10**29, "1" + "0" * 29),
+    ("endless", ENDLESS, "about 1e5000"),
+    ("endless and negative", -ENDLESS, "about -1e5000"),
+    ("a flag", True, "True"),
+    ("a long text", "a" * 100, "'" + "a" * 36 + "..."),
+    ("a list of what is endless", [ENDLESS], "a list"),
 )
 def test_what_is_shown_of_a_value(value: object, expected: str) -> None:
     assert shown(value) == expected
@@ -525,23 +498,19 @@ def test_a_file_of_cases_has_the_same_limits(name: str) -> None:
             of_a_case()[name].kind.read("here", value)
 
 
-@pytest.mark.parametrize("name", ["margin", "host_margin", "host_memory"])
+@cases("margin", "host_margin", "host_memory")
 def test_sizes_in_a_file_of_cases(name: str) -> None:
     assert of_a_case()[name].kind.read("here", 2**60) == 2**60
     with pytest.raises(UsageError, match=r"here is .* more memory than any machine has"):
         of_a_case()[name].kind.read("here", 2**60 + 1)
 
 
-@pytest.mark.parametrize(
-    ("params", "said"),
-    [
-        (Params(), ""),
-        (replace(Params(), n_ctx=-1), r"n_ctx \(-c\) is -1"),
-        (replace(Params(), n_seq_max=257), "give 1 to 256"),
-        (replace(Params(), n_rs_seq=2**31), "n_rs_seq is 2147483648"),
-        (replace(Params(), tensor_split=(1e308, 1.0)), r"^tensor_split .* share of"),
-    ],
-    ids=["what fit chooses", "a negative context", "sequences", "snapshots", "shares"],
+@named_cases(
+    ("what fit chooses", Params(), ""),
+    ("a negative context", replace(Params(), n_ctx=-1), r"n_ctx \(-c\) is -1"),
+    ("sequences", replace(Params(), n_seq_max=257), "give 1 to 256"),
+    ("snapshots", replace(Params(), n_rs_seq=2**31), "n_rs_seq is 2147483648"),
+    ("shares", replace(Params(), tensor_split=(1e308, 1.0)), r"^tensor_split .* share of"),
 )
 def test_parameters_of_a_file(params: Params, said: str) -> None:
     if said:

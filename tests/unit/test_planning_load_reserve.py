@@ -13,6 +13,7 @@ from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.best_plan import fit
 from fitter.planning.search.load_reserve import reserve_for, with_reserve
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, load_calls, request
 
 MODEL = SyntheticModel()
@@ -62,7 +63,7 @@ MACHINES: dict[str, tuple[Request, Mapping[str, int], bool]] = {
 }
 
 
-@pytest.mark.parametrize(("asked", "more", "is_another"), MACHINES.values(), ids=MACHINES)
+@cases(MACHINES)
 def test_there_is_room(asked: Request, more: Mapping[str, int], is_another: bool) -> None:
     plan, _ = run(asked, more)
     plain, _ = run(asked, {})
@@ -110,17 +111,14 @@ def bytes_of(name: str, free: int, margin: int = 0) -> DeviceLimit:
     return replace(limits(1, 1)[int(name[-1])], free=free, margin=margin)
 
 
-ROOMS: dict[str, tuple[tuple[int, int | None], tuple[int, int | None], dict[str, int]]] = {
+@named_cases(
     # compute and reserved of two devices with 100 bytes each
-    "nothing is known": ((85, None), (85, None), {}),
-    "just enough": ((80, 85), (80, 85), {}),
-    "a byte too much": ((80, 86), (80, 80), {"CUDA0": 6, "CUDA1": 6, "host": 0}),
-    "the most needy one": ((80, 90), (70, 95), {"CUDA0": 25, "CUDA1": 25, "host": 0}),
-    "less": ((85, 20), (85, 20), {}),
-}
-
-
-@pytest.mark.parametrize(("first", "second", "expected"), ROOMS.values(), ids=ROOMS)
+    ("nothing is known", (85, None), (85, None), {}),
+    ("just enough", (80, 85), (80, 85), {}),
+    ("a byte too much", (80, 86), (80, 80), {"CUDA0": 6, "CUDA1": 6, "host": 0}),
+    ("the most needy one", (80, 90), (70, 95), {"CUDA0": 25, "CUDA1": 25, "host": 0}),
+    ("less", (85, 20), (85, 20), {}),
+)
 def test_room(first: tuple[int, int | None], second: tuple[int, int | None], expected: dict[str, int]) -> None:
     asked = request(MODEL, (bytes_of("CUDA0", 100), bytes_of("CUDA1", 100)))
     found = Breakdown((row("CUDA0", *first), row("CUDA1", *second), row("CPU", 1, 1)), ("CUDA0", "CUDA1"), 256)

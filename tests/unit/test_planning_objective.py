@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import cast
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from fitter.planning.pricing.objective import (
 )
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import Request
+from tests.support.cases import named_cases
 from tests.support.synthetic import limits
 
 
@@ -46,24 +46,21 @@ def longest(context_cost: float = 0.1, objective: str = "request") -> Callable[[
 QUICKEST = (4096, 10.0)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "cost", "expected"),
-    [
-        pytest.param([(8192, 11.0)], 0.1, (8192, 11.0), id="a tenth longer"),
-        pytest.param([(8192, 11.01)], 0.1, QUICKEST, id="longer than a tenth"),
-        pytest.param([(8192, 10.5), (16384, 10.9), (32768, 12.0)], 0.1, (16384, 10.9), id="the largest of those"),
-        pytest.param([(16384, 10.3), (18000, 10.6)], 0.1, (18000, 10.6), id="little more than one between"),
-        pytest.param([(4600, 10.2)], 0.1, QUICKEST, id="an eighth more context for a fiftieth of the time"),
-        pytest.param([(4608, 10.2)], 0.1, (4608, 10.2), id="more than that"),
-        pytest.param([(4600, 10.05)], 0.1, (4600, 10.05), id="a little more for next to no time"),
-        pytest.param([(4600, 99.0)], math.inf, (4600, 99.0), id="a little more where nothing else counts"),
-        pytest.param([(8192, 10.09)], 0.0, (8192, 10.09), id="as quick but for a hundredth"),
-        pytest.param([(8192, 10.11)], 0.0, QUICKEST, id="slower by more"),
-        pytest.param([(8192, 99.0)], math.inf, (8192, 99.0), id="no limit"),
-        pytest.param([(4096, 9.9)], 0.1, (4096, 9.9), id="the same context"),
-        pytest.param([(2048, 9.0)], 0.1, (2048, 9.0), id="less context that is quicker by more than a tenth"),
-        pytest.param([(2048, 9.5)], 0.1, QUICKEST, id="less context that is hardly quicker"),
-    ],
+@named_cases(
+    ("a tenth longer", [(8192, 11.0)], 0.1, (8192, 11.0)),
+    ("longer than a tenth", [(8192, 11.01)], 0.1, QUICKEST),
+    ("the largest of those", [(8192, 10.5), (16384, 10.9), (32768, 12.0)], 0.1, (16384, 10.9)),
+    ("little more than one between", [(16384, 10.3), (18000, 10.6)], 0.1, (18000, 10.6)),
+    ("an eighth more context for a fiftieth of the time", [(4600, 10.2)], 0.1, QUICKEST),
+    ("more than that", [(4608, 10.2)], 0.1, (4608, 10.2)),
+    ("a little more for next to no time", [(4600, 10.05)], 0.1, (4600, 10.05)),
+    ("a little more where nothing else counts", [(4600, 99.0)], math.inf, (4600, 99.0)),
+    ("as quick but for a hundredth", [(8192, 10.09)], 0.0, (8192, 10.09)),
+    ("slower by more", [(8192, 10.11)], 0.0, QUICKEST),
+    ("no limit", [(8192, 99.0)], math.inf, (8192, 99.0)),
+    ("the same context", [(4096, 9.9)], 0.1, (4096, 9.9)),
+    ("less context that is quicker by more than a tenth", [(2048, 9.0)], 0.1, (2048, 9.0)),
+    ("less context that is hardly quicker", [(2048, 9.5)], 0.1, QUICKEST),
 )
 def test_the_best_has_the_most_context_for_little_time(
     pairs: list[tuple[int, float]], cost: float, expected: tuple[int, float]
@@ -93,99 +90,78 @@ def trial(n_ctx: int = 8192, seconds: float | None = 10.0, missing: tuple[int, .
     return Trial(Placement(0, (1,)), DEVICE, Params(n_ctx=n_ctx), breakdown, lacks, seconds)
 
 
-@pytest.mark.parametrize(
-    ("better", "worse"),
-    [
-        pytest.param(trial(n_ctx=4096, seconds=99.0), trial(missing=(1,)), id="it-fits"),
-        pytest.param(trial(n_ctx=4096, missing=(5,)), trial(missing=(6,)), id="it-lacks-less"),
-        pytest.param(trial(n_ctx=8448, seconds=99.0), trial(), id="more-context"),
-        pytest.param(trial(seconds=9.0), trial(), id="less-time"),
-        pytest.param(trial(seconds=None, weights=101), trial(seconds=None), id="more-weights-where-nothing-is-priced"),
-    ],
+@named_cases(
+    ("it-fits", trial(n_ctx=4096, seconds=99.0), trial(missing=(1,))),
+    ("it-lacks-less", trial(n_ctx=4096, missing=(5,)), trial(missing=(6,))),
+    ("more-context", trial(n_ctx=8448, seconds=99.0), trial()),
+    ("less-time", trial(seconds=9.0), trial()),
+    ("more-weights-where-nothing-is-priced", trial(seconds=None, weights=101), trial(seconds=None)),
 )
 def test_rank(better: Trial, worse: Trial) -> None:
     assert rank(better) > rank(worse)
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "is_one"),
-    [
-        pytest.param(trial(n_ctx=8448, seconds=99.0), trial(), False, id="context-that-costs-too-much"),
-        pytest.param(trial(n_ctx=16384, seconds=10.5), trial(), True, id="context-that-costs-little"),
-        pytest.param(trial(n_ctx=4096), trial(n_ctx=8448, seconds=None), True, id="the-other-has-no-price"),
-        pytest.param(trial(n_ctx=8448, seconds=99.0), trial(missing=(1,)), True, id="the-other-does-not-fit"),
-        pytest.param(trial(missing=(1,)), trial(missing=(2,)), True, id="the-other-lacks-more"),
-    ],
+@named_cases(
+    ("context-that-costs-too-much", trial(n_ctx=8448, seconds=99.0), trial(), False),
+    ("context-that-costs-little", trial(n_ctx=16384, seconds=10.5), trial(), True),
+    ("the-other-has-no-price", trial(n_ctx=4096), trial(n_ctx=8448, seconds=None), True),
+    ("the-other-does-not-fit", trial(n_ctx=8448, seconds=99.0), trial(missing=(1,)), True),
+    ("the-other-lacks-more", trial(missing=(1,)), trial(missing=(2,)), True),
 )
 def test_best_of_two(one: Trial, other: Trial, is_one: bool) -> None:
     assert (best_of((one, other), _REQUEST) is one) is is_one
     assert (best_of((other, one), _REQUEST) is one) is is_one
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        pytest.param((900,), (1000,), True, id="fewer-bytes"),
-        pytest.param((1000,), (900,), False, id="more-bytes"),
-        pytest.param((1000,), (500, 500), True, id="the-same-in-one-place"),
-        pytest.param((500, 500), (1000,), False, id="the-same-in-two"),
-        pytest.param((1005,), (500, 500), False, id="a-little-more-in-one-place"),
-        pytest.param((500, 495), (1000,), True, id="a-little-less-in-two"),
-    ],
+@named_cases(
+    ("fewer-bytes", (900,), (1000,), True),
+    ("more-bytes", (1000,), (900,), False),
+    ("the-same-in-one-place", (1000,), (500, 500), True),
+    ("the-same-in-two", (500, 500), (1000,), False),
+    ("a-little-more-in-one-place", (1005,), (500, 500), False),
+    ("a-little-less-in-two", (500, 495), (1000,), True),
 )
 def test_lacks_less(one: tuple[int, ...], other: tuple[int, ...], expected: bool) -> None:
     assert lacks_less(trial(missing=one), trial(missing=other)) is expected
 
 
-@pytest.mark.parametrize(
-    ("found", "before", "gives_context", "expected"),
-    [
-        pytest.param(trial(missing=(1,)), trial(missing=(2,)), False, True, id="lacks-less"),
-        pytest.param(trial(missing=(2,)), trial(missing=(1,)), False, False, id="lacks-more"),
-        pytest.param(trial(seconds=99.0), trial(missing=(1,)), False, True, id="fits-at-last"),
-        pytest.param(trial(seconds=1.0, missing=(1,)), trial(), False, False, id="fits-no-more"),
-        pytest.param(trial(seconds=9.7), trial(), False, True, id="faster"),
-        pytest.param(trial(seconds=9.9), trial(), False, False, id="hardly-faster"),
-        pytest.param(trial(n_ctx=4096, seconds=5.0), trial(), False, False, id="less-context"),
-        pytest.param(trial(n_ctx=4096, seconds=5.0), trial(), True, True, id="less-context-is-what-is-given"),
-        pytest.param(trial(n_ctx=9216, seconds=10.0), trial(), False, False, id="more-context-alone"),
-        pytest.param(trial(seconds=None), trial(), False, False, id="nothing-is-priced"),
-    ],
+@named_cases(
+    ("lacks-less", trial(missing=(1,)), trial(missing=(2,)), False, True),
+    ("lacks-more", trial(missing=(2,)), trial(missing=(1,)), False, False),
+    ("fits-at-last", trial(seconds=99.0), trial(missing=(1,)), False, True),
+    ("fits-no-more", trial(seconds=1.0, missing=(1,)), trial(), False, False),
+    ("faster", trial(seconds=9.7), trial(), False, True),
+    ("hardly-faster", trial(seconds=9.9), trial(), False, False),
+    ("less-context", trial(n_ctx=4096, seconds=5.0), trial(), False, False),
+    ("less-context-is-what-is-given", trial(n_ctx=4096, seconds=5.0), trial(), True, True),
+    ("more-context-alone", trial(n_ctx=9216, seconds=10.0), trial(), False, False),
+    ("nothing-is-priced", trial(seconds=None), trial(), False, False),
 )
 def test_is_worth_giving_up(found: Trial, before: Trial, gives_context: bool, expected: bool) -> None:
     assert justifies_concession(_REQUEST, found, before, gives_context=gives_context) is expected
 
 
-@pytest.mark.parametrize(
-    ("n_ctx", "gives_context", "expected"),
-    [
-        pytest.param(9216, False, True, id="more"),
-        pytest.param(8192, False, False, id="as-much-and-no-faster"),
-        pytest.param(4096, True, False, id="less-though-it-is-given"),
-    ],
+@named_cases(
+    ("more", 9216, False, True),
+    ("as-much-and-no-faster", 8192, False, False),
+    ("less-though-it-is-given", 4096, True, False),
 )
 def test_giving_up_for_context(n_ctx: int, gives_context: bool, expected: bool) -> None:
     found = trial(n_ctx=n_ctx, seconds=1.0 if n_ctx < 8192 else 10.0)
     assert justifies_concession(_MOST_CONTEXT, found, trial(), gives_context=gives_context) is expected
 
 
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        pytest.param(trial(), True, id="the-same"),
-        pytest.param(trial(seconds=10.1), True, id="hardly-slower"),
-        pytest.param(trial(seconds=10.3), False, id="slower"),
-        pytest.param(trial(n_ctx=4096, seconds=1.0), False, id="less-context"),
-        pytest.param(trial(missing=(1,)), False, id="does-not-fit"),
-    ],
+@named_cases(
+    ("the-same", trial(), True),
+    ("hardly-slower", trial(seconds=10.1), True),
+    ("slower", trial(seconds=10.3), False),
+    ("less-context", trial(n_ctx=4096, seconds=1.0), False),
+    ("does-not-fit", trial(missing=(1,)), False),
 )
 def test_does_as_well(found: Trial, expected: bool) -> None:
     assert does_as_well(found, trial()) is expected
 
 
-@pytest.mark.parametrize(
-    ("seconds", "is_worth"),
-    [pytest.param(9.94, True, id="six-thousandths"), pytest.param(9.96, False, id="four-thousandths")],
-)
+@named_cases(("six-thousandths", 9.94, True), ("four-thousandths", 9.96, False))
 def test_what_is_worth_another_load(seconds: float, is_worth: bool) -> None:
     assert is_worth_a_load(seconds, 10.0) is is_worth

@@ -29,23 +29,21 @@ from fitter.planning.placing.placement import (
 from fitter.planning.placing.spill import Ranges
 from fitter.planning.request.constraints import device_limits
 from fitter.planning.search.compute_buffers import LearnedCompute
+from tests.support.cases import cases, named_cases
 from tests.support.units import layer, model
 
 MIB = 1024 * 1024
 
 
-@pytest.mark.parametrize(
-    ("budgets", "counts"),
-    [
-        pytest.param([4 * 85 + 15], (5,), id="just-fits"),
-        pytest.param([4 * 85 + 14], None, id="a-byte-short"),
-        pytest.param([2 * 85, 2 * 85 + 15], (2, 3), id="two-just-fit"),
-        pytest.param([2 * 85 - 1, 2 * 85 + 15], None, id="two-a-byte-short"),
-        pytest.param([1000, 1000], (2, 3), id="what-is-left-is-even"),
-        pytest.param([0, 4 * 85 + 15], (0, 5), id="empty-first"),
-        pytest.param([-1, 4 * 85 + 15], (0, 5), id="less-than-empty"),
-        pytest.param([], None, id="no-device"),
-    ],
+@named_cases(
+    ("just-fits", [4 * 85 + 15], (5,)),
+    ("a-byte-short", [4 * 85 + 14], None),
+    ("two-just-fit", [2 * 85, 2 * 85 + 15], (2, 3)),
+    ("two-a-byte-short", [2 * 85 - 1, 2 * 85 + 15], None),
+    ("what-is-left-is-even", [1000, 1000], (2, 3)),
+    ("empty-first", [0, 4 * 85 + 15], (0, 5)),
+    ("less-than-empty", [-1, 4 * 85 + 15], (0, 5)),
+    ("no-device", [], None),
 )
 def test_whole_layers(budgets: list[int], counts: tuple[int, ...] | None) -> None:
     placement = pack_whole(model(4), budgets)
@@ -62,20 +60,17 @@ def is_within(units: Sequence[Unit], placement: Placement, budgets: Sequence[int
     return all(used <= max(budget, 0) for used, budget in zip(used, budgets, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("budget", "first", "spilled"),
-    [
-        pytest.param(4 * 85 + 15, 0, {}, id="everything"),
-        pytest.param(4 * 85 + 14, 0, {0: 20}, id="smallest-tensor-leaves"),
-        pytest.param(3 * 85 + 15 + 15 + 29, 0, {0: 50}, id="two-tensors-leave"),
-        pytest.param(3 * 85 + 15 + 15, 0, {0: 70}, id="one-layer's-leave"),
-        pytest.param(3 * 85 + 15 + 14, 0, {0: 70, 1: 20}, id="and-one-of-the-next"),
-        pytest.param(75, 0, dict.fromkeys(range(4), 70), id="all-leave"),
-        pytest.param(74, 0, None, id="a-byte-less"),
-        pytest.param(80, 1, {1: 70, 2: 70, 3: 50}, id="from-the-second-layer-on"),
-        pytest.param(15, 4, {}, id="output-alone"),
-        pytest.param(14, 4, None, id="nothing"),
-    ],
+@named_cases(
+    ("everything", 4 * 85 + 15, 0, {}),
+    ("smallest-tensor-leaves", 4 * 85 + 14, 0, {0: 20}),
+    ("two-tensors-leave", 3 * 85 + 15 + 15 + 29, 0, {0: 50}),
+    ("one-layer's-leave", 3 * 85 + 15 + 15, 0, {0: 70}),
+    ("and-one-of-the-next", 3 * 85 + 15 + 14, 0, {0: 70, 1: 20}),
+    ("all-leave", 75, 0, dict.fromkeys(range(4), 70)),
+    ("a-byte-less", 74, 0, None),
+    ("from-the-second-layer-on", 80, 1, {1: 70, 2: 70, 3: 50}),
+    ("output-alone", 15, 4, {}),
+    ("nothing", 14, 4, None),
 )
 def test_the_first_layers_on_a_device_lose_their_items(budget: int, first: int, spilled: dict[int, int] | None) -> None:
     units = model(4)
@@ -143,16 +138,13 @@ def test_what_packing_promises(
     assert host_bytes(placement) <= host_bytes(apart)
 
 
-@pytest.mark.parametrize(
-    ("n_gpu_layers", "split", "counts"),
-    [
-        pytest.param(33, (1.0, 1.0), (17, 16), id="halves"),
-        pytest.param(33, (20.0, 13.0), (20, 13), id="counts-are-kept"),
-        pytest.param(62, (9.0, 5.0, 5.0, 5.0, 8.0, 8.0, 10.0, 12.0), (9, 5, 5, 5, 8, 8, 10, 12), id="eight"),
-        pytest.param(5, (0.0, 1.0), (0, 5), id="none-on-the-first"),
-        pytest.param(5, (1.0, 0.0), (5, 0), id="none-on-the-last"),
-        pytest.param(0, (1.0, 1.0), (0, 0), id="no-layers"),
-    ],
+@named_cases(
+    ("halves", 33, (1.0, 1.0), (17, 16)),
+    ("counts-are-kept", 33, (20.0, 13.0), (20, 13)),
+    ("eight", 62, (9.0, 5.0, 5.0, 5.0, 8.0, 8.0, 10.0, 12.0), (9, 5, 5, 5, 8, 8, 10, 12)),
+    ("none-on-the-first", 5, (0.0, 1.0), (0, 5)),
+    ("none-on-the-last", 5, (1.0, 0.0), (5, 0)),
+    ("no-layers", 0, (1.0, 1.0), (0, 0)),
 )
 def test_split_points(n_gpu_layers: int, split: tuple[float, ...], counts: tuple[int, ...]) -> None:
     assert counts_for_split(n_gpu_layers, split) == counts
@@ -184,17 +176,12 @@ def test_patterns_find_their_tensors_and_no_others() -> None:
 GATE, UP, DOWN, ALL = "ffn_gate", "ffn_up", "ffn_down", range(4)
 
 
-@pytest.mark.parametrize(
-    ("tensors", "pattern"),
-    [
-        pytest.param({GATE: [0], UP: [1]}, "^blk.(0.ffn_gate|1.ffn_up).weight$", id="nothing-in-common"),
-        pytest.param({UP: [3], f"{UP}_exps": [3]}, "^blk.3.ffn_up(|_exps).weight$", id="a-name-that-goes-on"),
-        pytest.param({GATE: ALL, UP: ALL}, "^blk.(0|1|2|3).ffn_(gate|up).weight$", id="every-layer-has-all"),
-        pytest.param(
-            {GATE: [1], UP: [1, 2], DOWN: [2]}, "^blk.(2.ffn_(down|up)|1.ffn_(gate|up)).weight$", id="by-layer"
-        ),
-        pytest.param({GATE: [1, 2], UP: [1, 2, 3]}, "^blk.((1|2).ffn_(gate|up)|3.ffn_up).weight$", id="some-have-all"),
-    ],
+@named_cases(
+    ("nothing-in-common", {GATE: [0], UP: [1]}, "^blk.(0.ffn_gate|1.ffn_up).weight$"),
+    ("a-name-that-goes-on", {UP: [3], f"{UP}_exps": [3]}, "^blk.3.ffn_up(|_exps).weight$"),
+    ("every-layer-has-all", {GATE: ALL, UP: ALL}, "^blk.(0|1|2|3).ffn_(gate|up).weight$"),
+    ("by-layer", {GATE: [1], UP: [1, 2], DOWN: [2]}, "^blk.(2.ffn_(down|up)|1.ffn_(gate|up)).weight$"),
+    ("some-have-all", {GATE: [1, 2], UP: [1, 2, 3]}, "^blk.((1|2).ffn_(gate|up)|3.ffn_up).weight$"),
 )
 def test_patterns_are_short(tensors: dict[str, Sequence[int]], pattern: str) -> None:
     items = [Item(n, f"blk.{n}.{name}", ("weight",), 1) for name, layers in tensors.items() for n in layers]
@@ -251,20 +238,17 @@ def test_compute_is_learned() -> None:
     assert learned.at("CUDA0", 2000) == 300
 
 
-@pytest.mark.parametrize("text", ["", "a", "=CPU", "a=", "a=CPU,", ",a=CPU"])
+@cases("", "a", "=CPU", "a=", "a=CPU,", ",a=CPU")
 def test_overrides_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="not of the form"):
         parse_overrides([text])
 
 
-@pytest.mark.parametrize(
-    ("cpu_moe", "n_cpu_moe", "caught"),
-    [
-        pytest.param(True, None, {"blk.0.ffn_up_exps", "blk.12.ffn_gate_up_exps", "blk.2.ffn_down_chexps"}, id="all"),
-        pytest.param(False, 2, {"blk.0.ffn_up_exps"}, id="first-two"),
-        pytest.param(False, 13, {"blk.0.ffn_up_exps", "blk.12.ffn_gate_up_exps", "blk.2.ffn_down_chexps"}, id="many"),
-        pytest.param(False, 0, set(), id="none"),
-    ],
+@named_cases(
+    ("all", True, None, {"blk.0.ffn_up_exps", "blk.12.ffn_gate_up_exps", "blk.2.ffn_down_chexps"}),
+    ("first-two", False, 2, {"blk.0.ffn_up_exps"}),
+    ("many", False, 13, {"blk.0.ffn_up_exps", "blk.12.ffn_gate_up_exps", "blk.2.ffn_down_chexps"}),
+    ("none", False, 0, set()),
 )
 def test_expert_options(cpu_moe: bool, n_cpu_moe: int | None, caught: set[str]) -> None:
     names = [
@@ -283,14 +267,11 @@ def test_a_negative_number_of_expert_layers() -> None:
         host_overrides(False, -1, None, [])
 
 
-@pytest.mark.parametrize(
-    ("n_cpu_ffn", "caught"),
-    [
-        (None, set()),
-        (0, set()),
-        (1, {"blk.0.ffn_up", "blk.0.ffn_gate"}),
-        (99, {"blk.0.ffn_up", "blk.0.ffn_gate", "blk.7.ffn_down"}),
-    ],
+@cases(
+    (None, set()),
+    (0, set()),
+    (1, {"blk.0.ffn_up", "blk.0.ffn_gate"}),
+    (99, {"blk.0.ffn_up", "blk.0.ffn_gate", "blk.7.ffn_down"}),
 )
 def test_feed_forward_weights_of_the_first_layers(n_cpu_ffn: int | None, caught: set[str]) -> None:
     names = [
@@ -319,19 +300,16 @@ def device(name: str, total: int) -> DeviceInfo:
     return DeviceInfo(name, "", "gpu", "CUDA", total, total)
 
 
-@pytest.mark.parametrize(
-    ("margin", "expected"),
-    [
-        pytest.param(None, [1024, 1024], id="default"),
-        pytest.param(5 * MIB, [5, 5], id="one-for-all"),
-        pytest.param([7 * MIB], [7, 7], id="list-of-one"),
-        pytest.param([1 * MIB, 2 * MIB], [1, 2], id="one-each"),
-        pytest.param(2048 * MIB, [2048, 2048], id="as-large-as-the-device"),
-        pytest.param(2049 * MIB, [2049, 2049], id="larger-than-the-device"),
-        pytest.param(-1, "a margin of -1 MiB is negative: give 0 or more, which must stay free", id="negative"),
-        pytest.param([1, 2, 3], "3 margins for 2 devices: give one for all, or one per device", id="too-many"),
-        pytest.param([], "0 margins for 2 devices: give one for all, or one per device", id="too-few"),
-    ],
+@named_cases(
+    ("default", None, [1024, 1024]),
+    ("one-for-all", 5 * MIB, [5, 5]),
+    ("list-of-one", [7 * MIB], [7, 7]),
+    ("one-each", [1 * MIB, 2 * MIB], [1, 2]),
+    ("as-large-as-the-device", 2048 * MIB, [2048, 2048]),
+    ("larger-than-the-device", 2049 * MIB, [2049, 2049]),
+    ("negative", -1, "a margin of -1 MiB is negative: give 0 or more, which must stay free"),
+    ("too-many", [1, 2, 3], "3 margins for 2 devices: give one for all, or one per device"),
+    ("too-few", [], "0 margins for 2 devices: give one for all, or one per device"),
 )
 def test_margins(margin: int | list[int] | None, expected: list[int] | str) -> None:
     devices = [device("CUDA0", 2048 * MIB), device("CUDA1", 2048 * MIB)]
@@ -369,15 +347,13 @@ def test_nothing_is_moved_to_a_device_without_layers() -> None:
     assert placement is not None and [target for _, target in placement.moved] == [HOST]
 
 
-@pytest.mark.parametrize(
-    "budgets", [pytest.param([84, 500], id="room-for-one-without-items"), pytest.param([29, 500], id="for-none")]
-)
+@named_cases(("room-for-one-without-items", [84, 500]), ("for-none", [29, 500]))
 def test_counts_that_are_given_are_kept_or_refused(budgets: list[int]) -> None:
     placement = pack(Ranges(model(4)), budgets, 0, counts=(2, 3))
     assert (placement and placement.counts) == ((2, 3) if budgets[0] >= 30 else None)
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
+@cases(0, 1, 2)
 def test_a_device_without_room_changes_nothing(place: int) -> None:
     budgets = [85 * 2, 85 * 2]
     without = pack(Ranges(model(8)), budgets, 0)

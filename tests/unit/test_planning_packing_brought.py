@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.packing import bring, pack, pack_bare
 from fitter.planning.placing.placement import Placement, caches_on, gaps_of, weights_on
 from fitter.planning.placing.spill import Ranges
+from tests.support.cases import cases, named_cases
 from tests.support.units import layer, model
 
 
@@ -70,9 +70,7 @@ def test_layers_on_the_host_come_before_items_of_the_devices_own_layers() -> Non
     assert bring(Ranges(units), [40], base, "all", is_first=True) == base
 
 
-@pytest.mark.parametrize(
-    ("more", "brought"), [pytest.param(39, [], id="no-part-of-it"), pytest.param(40, [1], id="one")]
-)
+@named_cases(("no-part-of-it", 39, []), ("one", 40, [1]))
 def test_only_what_is_beside_experts_is_brought_as_dense(more: int, brought: list[int]) -> None:
     units = with_shared_experts(40)
     found = bring(Ranges(units), [2 * (85 + 40) + 15 + more], Placement(2, (3,)), "dense")
@@ -124,22 +122,19 @@ def test_what_bringing_promises(
         assert is_brought or near is None or near.brought[kind][1] > max(gaps), "the last one, where it has room"
 
 
-@pytest.mark.parametrize("kind", ["layers", "all"])
+@cases("layers", "all")
 def test_layers_on_the_host_stay_there_where_all_devices_are_far(kind: Literal["layers", "all"]) -> None:
     nowhere = Placement(5, (0,))
     assert bring(Ranges(with_rest(model(4))), [1000], nowhere, kind, far=(0,)) == nowhere
 
 
 # caches of two layers, and the other two with the output: 195 bytes
-BARE = {
-    "only the caches": (195, [20], 160 + 15, []),
-    "a byte less, and an item of a whole layer leaves": (194, [20], 160 + 15 - 20, [(2, 20)]),
-    "without any item": (195 - 140, [20], 20 + 15, [(2, 20), (2, 20), (2, 30), (3, 20), (3, 20), (3, 30)]),
-    "no room": (195 - 141, None, None, None),
-}
-
-
-@pytest.mark.parametrize(("budget", "caches", "weights", "away"), BARE.values(), ids=BARE)
+@named_cases(
+    ("only the caches", 195, [20], 160 + 15, []),
+    ("a byte less, and an item of a whole layer leaves", 194, [20], 160 + 15 - 20, [(2, 20)]),
+    ("without any item", 195 - 140, [20], 20 + 15, [(2, 20), (2, 20), (2, 30), (3, 20), (3, 20), (3, 30)]),
+    ("no room", 195 - 141, None, None, None),
+)
 def test_only_the_caches_of_bare_layers_are_on_devices(
     budget: int, caches: list[int] | None, weights: int | None, away: list[tuple[int, int]] | None
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.packing import bring, pack, pack_fastest
 from fitter.planning.placing.placement import Placement
 from fitter.planning.placing.spill import Ranges, Times
+from tests.support.cases import named_cases
 
 
 @settings(deadline=None)
@@ -64,14 +64,11 @@ UNITS = [*map(layer, range(4)), Unit(4, 15, 0)]
 WHOLE = 65
 
 
-@pytest.mark.parametrize(
-    ("seconds", "counts"),
-    [
-        pytest.param(None, (2, 3), id="by bytes"),
-        pytest.param((1.0, 9.0), (5, 0), id="the first is faster"),
-        pytest.param((9.0, 1.0), (0, 5), id="the second is faster"),
-        pytest.param((2.5, 4.0), (2, 3), id="the first is faster by less than items on the host cost"),
-    ],
+@named_cases(
+    ("by bytes", None, (2, 3)),
+    ("the first is faster", (1.0, 9.0), (5, 0)),
+    ("the second is faster", (9.0, 1.0), (0, 5)),
+    ("the first is faster by less than items on the host cost", (2.5, 4.0), (2, 3)),
 )
 def test_layers_where_they_take_the_least_time(seconds: tuple[float, float] | None, counts: tuple[int, ...]) -> None:
     """Each device holds two layers and the output; with all on one, 130 bytes are on the host, for 6.5 seconds."""
@@ -81,19 +78,16 @@ def test_layers_where_they_take_the_least_time(seconds: tuple[float, float] | No
     assert found is not None and found.counts == counts
 
 
-BROUGHT = {
-    "no room": ((19, 0), {}),
-    "for the small item": ((20, 0), {"blk.1.a": 0}),
-    "for the small item, twice": ((20, 20), {"blk.1.a": 0, "blk.0.a": 1}),
-    "for the large item": ((0, 30), {"blk.1.b": 1}),
-    "the last layer where the larger gap is": ((20, 30), {"blk.1.b": 1, "blk.0.a": 0}),
-    "the large item, twice": ((30, 40), {"blk.1.b": 1, "blk.0.b": 0}),
-    "for both of a layer": ((50, 0), {"blk.1.b": 0, "blk.1.a": 0}),
-    "for a layer, and a part of the one before": ((50, 20), {"blk.1.b": 0, "blk.1.a": 0, "blk.0.a": 1}),
-}
-
-
-@pytest.mark.parametrize(("more", "expected"), BROUGHT.values(), ids=BROUGHT)
+@named_cases(
+    ("no room", (19, 0), {}),
+    ("for the small item", (20, 0), {"blk.1.a": 0}),
+    ("for the small item, twice", (20, 20), {"blk.1.a": 0, "blk.0.a": 1}),
+    ("for the large item", (0, 30), {"blk.1.b": 1}),
+    ("the last layer where the larger gap is", (20, 30), {"blk.1.b": 1, "blk.0.a": 0}),
+    ("the large item, twice", (30, 40), {"blk.1.b": 1, "blk.0.b": 0}),
+    ("for both of a layer", (50, 0), {"blk.1.b": 0, "blk.1.a": 0}),
+    ("for a layer, and a part of the one before", (50, 20), {"blk.1.b": 0, "blk.1.a": 0, "blk.0.a": 1}),
+)
 def test_items_are_brought_where_there_is_room(more: tuple[int, int], expected: dict[str, int]) -> None:
     base = Placement(2, (1, 2))
     budgets = [WHOLE + more[0], WHOLE + 15 + more[1]]
@@ -101,17 +95,14 @@ def test_items_are_brought_where_there_is_room(more: tuple[int, int], expected: 
     assert {item.stem: target for item, target in found.moved} == expected
 
 
-LAYERS = {
-    "no room": ((49, 49), {}),
-    "for one": ((50, 0), {1: 0}),
-    "the larger gap": ((50, 51), {1: 1, 0: 0}),
-    "the larger gap is the first": ((51, 50), {1: 0, 0: 1}),
-    "two in one": ((0, 100), {1: 1, 0: 1}),
-    "next to one another as far as they go": ((60, 100), {1: 1, 0: 1}),
-}
-
-
-@pytest.mark.parametrize(("more", "expected"), LAYERS.values(), ids=LAYERS)
+@named_cases(
+    ("no room", (49, 49), {}),
+    ("for one", (50, 0), {1: 0}),
+    ("the larger gap", (50, 51), {1: 1, 0: 0}),
+    ("the larger gap is the first", (51, 50), {1: 0, 0: 1}),
+    ("two in one", (0, 100), {1: 1, 0: 1}),
+    ("next to one another as far as they go", (60, 100), {1: 1, 0: 1}),
+)
 def test_layers_are_brought_whole(more: tuple[int, int], expected: dict[int, int]) -> None:
     base = Placement(2, (1, 2))
     budgets = [WHOLE + more[0], WHOLE + 15 + more[1]]
@@ -122,10 +113,7 @@ def test_layers_are_brought_whole(more: tuple[int, int], expected: dict[int, int
         assert len([item for item, _ in found.moved if item.layer == index]) == 2
 
 
-@pytest.mark.parametrize(
-    ("far", "target"),
-    [pytest.param((), 1, id="none is far"), pytest.param((1,), None, id="it has no layer and is far")],
-)
+@named_cases(("none is far", (), 1), ("it has no layer and is far", (1,), None))
 def test_nothing_is_brought_to_a_far_device_without_a_layer(far: tuple[int, ...], target: int | None) -> None:
     found = bring(Ranges(UNITS), [2 * WHOLE + 15, 20], Placement(2, (3, 0)), "layers", far)
     assert [where for _, where in found.moved] == ([] if target is None else [target])

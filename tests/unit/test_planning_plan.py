@@ -9,6 +9,7 @@ import pytest
 from fitter.errors import PlanError
 from fitter.llama.types import LlamaCpp, Params
 from fitter.planning.plan.plan import DeviceUse, Problem, check_llama_cpp, resolved
+from tests.support.cases import cases, named_cases
 from tests.support.plans import MIB, make_plan
 
 HERE = LlamaCpp("0.5.0 (ggml 0.25.3, commit 0c1e57098)", "0.25.3", "0c1e57098", "here/libllama.so", "aa", "cpu.so")
@@ -16,17 +17,14 @@ OTHER_FILES = replace(HERE, key="bb", libllama="there/libllama.so")
 WITHOUT_COMMIT = replace(OTHER_FILES, version="0.5.0 (ggml 0.25.3, commit unknown)")
 
 
-@pytest.mark.parametrize(
-    ("planned", "here", "is_same"),
-    [
-        pytest.param(None, HERE, True, id="a-file-that-does-not-say"),
-        pytest.param(HERE, HERE, True, id="the-same"),
-        pytest.param(OTHER_FILES, HERE, True, id="the-same-version-elsewhere"),
-        pytest.param(replace(OTHER_FILES, version="0.5.1 (ggml 0.25.3, commit 1)"), HERE, False, id="another-version"),
-        pytest.param(replace(HERE, version="0.5.1"), HERE, True, id="the-same-files-under-another-name"),
-        pytest.param(WITHOUT_COMMIT, replace(WITHOUT_COMMIT, key="cc"), False, id="versions-without-a-commit"),
-        pytest.param(WITHOUT_COMMIT, replace(WITHOUT_COMMIT, libllama="x"), True, id="the-same-files-without-one"),
-    ],
+@named_cases(
+    ("a-file-that-does-not-say", None, HERE, True),
+    ("the-same", HERE, HERE, True),
+    ("the-same-version-elsewhere", OTHER_FILES, HERE, True),
+    ("another-version", replace(OTHER_FILES, version="0.5.1 (ggml 0.25.3, commit 1)"), HERE, False),
+    ("the-same-files-under-another-name", replace(HERE, version="0.5.1"), HERE, True),
+    ("versions-without-a-commit", WITHOUT_COMMIT, replace(WITHOUT_COMMIT, key="cc"), False),
+    ("the-same-files-without-one", WITHOUT_COMMIT, replace(WITHOUT_COMMIT, libllama="x"), True),
 )
 def test_the_llama_cpp_that_is_here(planned: LlamaCpp | None, here: LlamaCpp, is_same: bool) -> None:
     plan = replace(make_plan(), llama_cpp=planned)
@@ -41,21 +39,16 @@ def test_the_llama_cpp_that_is_here(planned: LlamaCpp | None, here: LlamaCpp, is
     )
 
 
-@pytest.mark.parametrize(
-    ("margin", "reserved", "why"),
-    [
-        pytest.param(1 << 30, 0, None, id="there-is-room"),
-        pytest.param(4096 * MIB, 0, "its margin of 4096 MiB leaves nothing of its 4096 MiB free", id="as-much"),
-        pytest.param(8192 * MIB, 0, "its margin of 8192 MiB leaves nothing of its 4096 MiB free", id="as-its-memory"),
-        pytest.param(
-            8193 * MIB, 0, "its margin of 8193 MiB is more than its memory of 8192 MiB", id="more-than-its-memory"
-        ),
-        pytest.param(
-            4095 * MIB + 1,
-            *(MIB - 1, "its margin of 4096 MiB and 1 MiB reserved leave nothing of its 4096 MiB free"),
-            id="with-what-is-reserved",
-        ),
-    ],
+@named_cases(
+    ("there-is-room", 1 << 30, 0, None),
+    ("as-much", 4096 * MIB, 0, "its margin of 4096 MiB leaves nothing of its 4096 MiB free"),
+    ("as-its-memory", 8192 * MIB, 0, "its margin of 8192 MiB leaves nothing of its 4096 MiB free"),
+    ("more-than-its-memory", 8193 * MIB, 0, "its margin of 8193 MiB is more than its memory of 8192 MiB"),
+    (
+        "with-what-is-reserved",
+        4095 * MIB + 1,
+        *(MIB - 1, "its margin of 4096 MiB and 1 MiB reserved leave nothing of its 4096 MiB free"),
+    ),
 )
 def test_devices_that_are_left_out(margin: int, reserved: int, why: str | None) -> None:
     use = DeviceUse("CUDA0", "a card", 8192 * MIB, 4096 * MIB, margin, 0, 0, 0, shared=reserved)
@@ -87,7 +80,7 @@ def test_arguments_of_a_plan_that_does_not_fit_are_asked_for_anyway() -> None:
     assert plan.format("args", anyway=True) == make_plan().format("args")
 
 
-@pytest.mark.parametrize(("asked", "measured", "said"), [(4096, 4096, 4096), (0, 8192, 8192), (512, 1024, 512)])
+@cases((4096, 4096, 4096), (0, 8192, 8192), (512, 1024, 512))
 def test_a_plan_in_a_line(asked: int, measured: int, said: int) -> None:
     plan = replace(make_plan(Params(n_ctx=asked)), breakdown=replace(make_plan().breakdown, n_ctx=measured))
     assert repr(plan) == f"<Plan: Model 8B fits, n_ctx={said}, on CUDA0, CUDA1>"

@@ -28,6 +28,7 @@ from fitter.planning.request.shared_margin import (
 from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, SharedUse
 from fitter.planning.search.load_reserve import reserve_for, with_reserve
 from fitter.planning.search.search_order import search
+from tests.support.cases import named_cases
 from tests.support.synthetic import CARD, DENSE, MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 from tests.support.synthetic import MOE_AFTER_DENSE as MOE
 
@@ -121,19 +122,17 @@ WHOLE = rows(("CUDA0", "CUDA0", 900, 50, 20), ("CPU", None, 100, 0, 5))
 PARTLY = rows(("CUDA0", "CUDA0", 600, 50, 20), ("CPU", None, 400, 0, 5))
 REPACKED = rows(("CUDA0", "CUDA0", 900, 50, 20), ("CPU", None, 20, 0, 5), ("CPU_REPACK", None, 80, 0, 0))
 
-USED = {
+
+@named_cases(
     # system, measurement, bytes of the file, MiB that are used, mapped twice, whether the file must not be mapped
-    "each once": ("metal", WHOLE, 1000, (1075, 0, False)),
-    "embeddings of both sides": ("metal", WHOLE, 930, (1005, 70, False)),
-    "a copy where nothing is mapped": ("cuda", WHOLE, 930, (1075, 0, False)),
-    "layers on the host": ("metal", PARTLY, 930, (1075, 0, True)),
-    "layers on the host without a map": ("cuda", PARTLY, 930, (1075, 0, False)),
-    "what was repacked is a copy": ("metal", REPACKED, 900, (1055, 20, False)),
-    "more in the file than was loaded": ("metal", WHOLE, 2000, (1075, 0, False)),
-}
-
-
-@pytest.mark.parametrize(("system", "found", "size", "expected"), USED.values(), ids=USED)
+    ("each once", "metal", WHOLE, 1000, (1075, 0, False)),
+    ("embeddings of both sides", "metal", WHOLE, 930, (1005, 70, False)),
+    ("a copy where nothing is mapped", "cuda", WHOLE, 930, (1075, 0, False)),
+    ("layers on the host", "metal", PARTLY, 930, (1075, 0, True)),
+    ("layers on the host without a map", "cuda", PARTLY, 930, (1075, 0, False)),
+    ("what was repacked is a copy", "metal", REPACKED, 900, (1055, 20, False)),
+    ("more in the file than was loaded", "metal", WHOLE, 2000, (1075, 0, False)),
+)
 def test_what_is_used_of_a_pool(system: str, found: Breakdown, size: int, expected: tuple[int, int, bool]) -> None:
     shared = pool(2000, 0, system)
     assert (
@@ -198,20 +197,17 @@ def uses(found: Breakdown, total: int = 1000) -> tuple[tuple[DeviceUse, ...], Ho
     return (device,), HostUse(4000 * MIB, 3000 * MIB, 10 * MIB, host.model, host.context, host.compute)
 
 
-SETTINGS = {
+@named_cases(
     # system, measurement, what lacks, fixed, MiB of the limit and what would be better
-    "layers on the host": ("metal", PARTLY, (), ("n_ctx",), (1502, "more of the model can be on the GPU")),
-    "a longer context": ("metal", WHOLE, (), (), (1852, "the context can be longer")),
-    "it does not fit": ("metal", PARTLY, (("CUDA0", MIB),), ("n_ctx",), (1502, "the model may fit")),
-    "all that there may be": ("metal", WHOLE, (), ("n_ctx",), None),
-    "as many layers as were asked for": ("metal", PARTLY, (), ("n_gpu_layers", "n_ctx"), None),
-    "the memory is full": ("metal", WHOLE, (("CUDA0+host", MIB),), (), None),
-    "it is the host": ("metal", WHOLE, (("host", MIB),), (), None),
-    "there is none": ("cuda", PARTLY, (), (), None),
-}
-
-
-@pytest.mark.parametrize(("system", "found", "missing", "fixed", "expected"), SETTINGS.values(), ids=SETTINGS)
+    ("layers on the host", "metal", PARTLY, (), ("n_ctx",), (1502, "more of the model can be on the GPU")),
+    ("a longer context", "metal", WHOLE, (), (), (1852, "the context can be longer")),
+    ("it does not fit", "metal", PARTLY, (("CUDA0", MIB),), ("n_ctx",), (1502, "the model may fit")),
+    ("all that there may be", "metal", WHOLE, (), ("n_ctx",), None),
+    ("as many layers as were asked for", "metal", PARTLY, (), ("n_gpu_layers", "n_ctx"), None),
+    ("the memory is full", "metal", WHOLE, (("CUDA0+host", MIB),), (), None),
+    ("it is the host", "metal", WHOLE, (("host", MIB),), (), None),
+    ("there is none", "cuda", PARTLY, (), (), None),
+)
 def test_a_setting_that_would_help(
     system: str,
     found: Breakdown,
@@ -289,22 +285,20 @@ def test_a_pool_is_missed_beside_its_devices() -> None:
     assert missing_of(wanted, WHOLE, (device,)) == (("CUDA0+host", 5 * MIB),)
 
 
-FILES: dict[str, tuple[list[tuple[str, int, int]], int]] = {
-    "the embeddings are first": ([("token_embd", 9, 0), ("blk.0.attn_q", 5, 0), ("output", 7, 0)], 0),
-    "the embeddings are last": ([("output", 7, 0), ("blk.0.attn_q", 5, 0), ("token_embd", 9, 0)], 0),
-    "sorted by name": ([("output", 7, 0), ("token_embd", 9, 0), ("blk.0.attn_q", 5, 0)], 9),
-    "the output has the same": ([("output_norm", 1, 0), ("token_embd", 9, 0), ("blk.0.attn_q", 5, 0)], 0),
-    "more that is looked up": (
+@named_cases(
+    ("the embeddings are first", [("token_embd", 9, 0), ("blk.0.attn_q", 5, 0), ("output", 7, 0)], 0),
+    ("the embeddings are last", [("output", 7, 0), ("blk.0.attn_q", 5, 0), ("token_embd", 9, 0)], 0),
+    ("sorted by name", [("output", 7, 0), ("token_embd", 9, 0), ("blk.0.attn_q", 5, 0)], 9),
+    ("the output has the same", [("output_norm", 1, 0), ("token_embd", 9, 0), ("blk.0.attn_q", 5, 0)], 0),
+    (
+        "more that is looked up",
         [("output", 7, 0), ("per_layer_token_embd", 8, 0), ("token_embd", 9, 0), ("blk.0.attn_q", 5, 0)],
         17,
     ),
-    "in a file of its own": ([("output", 7, 0), ("blk.0.attn_q", 5, 0), ("token_embd", 9, 1)], 0),
-    "first in its file": ([("output", 7, 0), ("token_embd", 9, 1), ("blk.0.attn_q", 5, 1)], 0),
-    "nothing else": ([("token_embd", 9, 0)], 0),
-}
-
-
-@pytest.mark.parametrize(("tensors", "expected"), FILES.values(), ids=FILES)
+    ("in a file of its own", [("output", 7, 0), ("blk.0.attn_q", 5, 0), ("token_embd", 9, 1)], 0),
+    ("first in its file", [("output", 7, 0), ("token_embd", 9, 1), ("blk.0.attn_q", 5, 1)], 0),
+    ("nothing else", [("token_embd", 9, 0)], 0),
+)
 def test_what_a_device_maps_of_the_host(tensors: list[tuple[str, int, int]], expected: int) -> None:
     infos = [TensorInfo(f"{name}.weight", "f16", (1,), size, split) for name, size, split in tensors]
     assert mapped_between(infos) == expected

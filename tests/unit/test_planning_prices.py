@@ -14,6 +14,7 @@ from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.prices import PriceList
 from fitter.planning.request.request import HostLimit
 from fitter.planning.speed import cost
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import (
     CARD,
     MIB,
@@ -44,16 +45,13 @@ def prices(*speeds: DeviceSpeed, objective: str = "request", n_seq_max: int = 1)
 FIRST, SECOND, BOTH, ON_HOST = Placement(0, (9, 0)), Placement(0, (0, 9)), Placement(0, (5, 4)), Placement(9, (0, 0))
 
 
-@pytest.mark.parametrize(
-    ("found", "faster", "slower"),
-    [
-        pytest.param(prices(CARD), FIRST, BOTH, id="one-rather-than-two"),
-        pytest.param(prices(CARD), FIRST, ON_HOST, id="a-device-rather-than-the-host"),
-        pytest.param(prices(SLOW_CARD, CARD), SECOND, FIRST, id="the-fast-one"),
-        pytest.param(prices(CARD, REMOTE_CARD), FIRST, SECOND, id="no-network"),
-        pytest.param(prices(CARD, objective="prompt"), FIRST, ON_HOST, id="for-a-prompt"),
-        pytest.param(prices(CARD, objective="generation"), FIRST, ON_HOST, id="for-generation"),
-    ],
+@named_cases(
+    ("one-rather-than-two", prices(CARD), FIRST, BOTH),
+    ("a-device-rather-than-the-host", prices(CARD), FIRST, ON_HOST),
+    ("the-fast-one", prices(SLOW_CARD, CARD), SECOND, FIRST),
+    ("no-network", prices(CARD, REMOTE_CARD), FIRST, SECOND),
+    ("for-a-prompt", prices(CARD, objective="prompt"), FIRST, ON_HOST),
+    ("for-generation", prices(CARD, objective="generation"), FIRST, ON_HOST),
 )
 def test_faster(found: PriceList, faster: Placement, slower: Placement) -> None:
     assert found.seconds(faster) < found.seconds(slower)
@@ -168,7 +166,7 @@ def test_layers_that_are_not_computed_take_no_time() -> None:
     assert six == [*every[:6], 0.0, 0.0, every[8]]
 
 
-@pytest.mark.parametrize("layer", [0, 5, 7])
+@cases(0, 5, 7)
 def test_a_bare_cache_saves_what_it_says(layer: int) -> None:
     # all weights of the layer stay on the host, and its cache is on the device or is not
     names = [f"blk.{layer}.{stem}.weight" for stem in ("attn_q", "ffn_gate", "ffn_up", "ffn_down")]
@@ -196,7 +194,7 @@ def test_measured_splits_count() -> None:
     assert prices(CARD).seconds(FIRST, few) < prices(CARD).seconds(FIRST, many)
 
 
-@pytest.mark.parametrize("flash", [True, False, None])
+@cases(True, False, None)
 def test_attention_is_priced_as_it_was_measured(flash: bool | None) -> None:
     # a CPU attends to a cache faster without flash attention, a device does not read it otherwise
     found = prices(CARD, objective="generation")
@@ -254,7 +252,7 @@ def test_prices_are_of_the_largest_context_known_when_first_asked_for() -> None:
     assert PriceList(asked, TWO, units).seconds(FIRST) == pytest.approx(found.seconds(FIRST))
 
 
-@pytest.mark.parametrize(("host_mib", "paging"), [(9000, True), (9000, False), (None, True)])
+@cases((9000, True), (9000, False), (None, True))
 def test_a_host_with_room_reads_nothing_from_its_disk(host_mib: int | None, paging: bool) -> None:
     plain, other = (
         PriceList(priced(request(MODEL, TWO, mib, paging=allowed), MODEL, CARD), TWO, {4096: recorded()})

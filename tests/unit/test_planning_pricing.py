@@ -32,6 +32,7 @@ from fitter.planning.request.constraints import (
 from fitter.planning.request.request import HostLimit, Request
 from fitter.planning.speed.cost import Workload
 from fitter.text import MIB
+from tests.support.cases import cases, named_cases
 from tests.support.placements import MODEL, PLACEMENTS, facts, said
 from tests.support.synthetic import limits
 
@@ -104,14 +105,11 @@ def test_depths_are_priced_as_one_at_a_time() -> None:
     assert replace(price, depths=()) == priced(PLACEMENTS["all on one"], on), "and the average stays"
 
 
-@pytest.mark.parametrize(
-    ("params", "users", "expected"),
-    [
-        (Params(n_ctx=N_CTX), 1, N_CTX),
-        (Params(n_ctx=N_CTX, n_seq_max=4), 4, N_CTX // 4),
-        (Params(n_ctx=N_CTX, n_seq_max=4, kv_unified=True), 1, N_CTX),
-        (Params(n_ctx=N_CTX, n_seq_max=4, kv_unified=True), 2, N_CTX // 2),
-    ],
+@cases(
+    (Params(n_ctx=N_CTX), 1, N_CTX),
+    (Params(n_ctx=N_CTX, n_seq_max=4), 4, N_CTX // 4),
+    (Params(n_ctx=N_CTX, n_seq_max=4, kv_unified=True), 1, N_CTX),
+    (Params(n_ctx=N_CTX, n_seq_max=4, kv_unified=True), 2, N_CTX // 2),
 )
 def test_a_plan_has_the_speed_with_a_full_context(params: Params, users: int, expected: int) -> None:
     request = replace(asked(devices=limits(80000)), workload=Workload(512, 128, users=users), most_drafted=3)
@@ -172,14 +170,11 @@ def test_graph_splits_count_as_measured() -> None:
     assert many.prompt_tokens_per_second == few.prompt_tokens_per_second
 
 
-@pytest.mark.parametrize(
-    ("placement", "expected"),
-    [
-        ("all on one", ["CUDA0"]),
-        ("all on the host", ["host"]),
-        ("experts on the host", ["CUDA0", "host"]),
-        ("one without a layer", ["CUDA0", "CUDA2"]),
-    ],
+@cases(
+    ("all on one", ["CUDA0"]),
+    ("all on the host", ["host"]),
+    ("experts on the host", ["CUDA0", "host"]),
+    ("one without a layer", ["CUDA0", "CUDA2"]),
 )
 def test_sources_are_those_of_what_is_used(placement: str, expected: list[str]) -> None:
     count = len(PLACEMENTS[placement].counts)
@@ -288,14 +283,11 @@ def test_compute_buffers_leave_less_room(taken: dict[str, int]) -> None:
     assert found == least(replace(request, devices=less)) != least(request)
 
 
-@pytest.mark.parametrize(
-    ("host", "is_bounded"),
-    [
-        pytest.param(HostLimit(None, None, 0), True, id="no limit"),
-        pytest.param(HostLimit(2**40, 2**40, 0), True, id="a large host"),
-        pytest.param(HostLimit(2**20, 2**20, 0), False, id="a small host"),
-        pytest.param(HostLimit(2**40, 2**40, 2**40), False, id="a host that is all margin"),
-    ],
+@named_cases(
+    ("no limit", HostLimit(None, None, 0), True),
+    ("a large host", HostLimit(2**40, 2**40, 0), True),
+    ("a small host", HostLimit(2**20, 2**20, 0), False),
+    ("a host that is all margin", HostLimit(2**40, 2**40, 2**40), False),
 )
 def test_where_nothing_fits_there_is_no_bound(host: HostLimit, is_bounded: bool) -> None:
     small = asked(devices=limits(1000, 500))
@@ -313,7 +305,7 @@ def test_the_bound_reads_from_the_disk_what_no_memory_has_room_for() -> None:
     assert least(replace(cached, host=HostLimit(0, 0, 0, paging=True))) == least(cached)
 
 
-@pytest.mark.parametrize("lacking", ["host_speed", "devices"])
+@cases("host_speed", "devices")
 def test_without_prices_there_is_no_bound(lacking: str) -> None:
     changed: dict[str, object] = {lacking: () if lacking == "devices" else None}
     assert least(asked(**changed)) is None
@@ -326,13 +318,10 @@ def test_a_cache_of_experts_lowers_the_bound_where_experts_are_on_the_host() -> 
     assert least(replace(ample, params=cached)) == least(ample)
 
 
-@pytest.mark.parametrize(
-    ("size", "name", "notes"),
-    [
-        (0, "two devices", []),
-        (2048 * MIB, "two devices", ["the cache of experts is not made"]),
-        (2048 * MIB, "experts on the host", ["estimated hit rate of the cache of experts"]),
-    ],
+@cases(
+    (0, "two devices", []),
+    (2048 * MIB, "two devices", ["the cache of experts is not made"]),
+    (2048 * MIB, "experts on the host", ["estimated hit rate of the cache of experts"]),
 )
 def test_a_cache_of_experts_is_noted(size: int, name: str, notes: list[str]) -> None:
     request, placement = asked(params=Params(moe_cache_size=size)), PLACEMENTS[name]
@@ -379,41 +368,30 @@ def test_without_a_speed_of_the_host_there_is_no_estimate() -> None:
 # --- what a user may ask for
 
 
-@pytest.mark.parametrize(
-    ("prompt", "generate", "context", "expected"),
-    [
-        (None, None, 4096, (2048, 512)),
-        (None, None, 2560, (2048, 512)),
-        (None, None, 2559, (2048, 511)),
-        (None, None, 1000, (800, 200)),
-        (None, None, 1, (0, 1)),
-        (4000, None, 4096, (4000, 96)),
-        (None, 4000, 4096, (96, 4000)),
-        (None, 100, 4096, (2048, 100)),
-        (4000, 96, 4096, (4000, 96)),
-        (1, 1, 2, (1, 1)),
-    ],
+@cases(
+    (None, None, 4096, (2048, 512)),
+    (None, None, 2560, (2048, 512)),
+    (None, None, 2559, (2048, 511)),
+    (None, None, 1000, (800, 200)),
+    (None, None, 1, (0, 1)),
+    (4000, None, 4096, (4000, 96)),
+    (None, 4000, 4096, (96, 4000)),
+    (None, 100, 4096, (2048, 100)),
+    (4000, 96, 4096, (4000, 96)),
+    (1, 1, 2, (1, 1)),
 )
 def test_workloads(prompt: int | None, generate: int | None, context: int, expected: tuple[int, int]) -> None:
     found = workload_of(prompt, generate, context, is_set=True)
     assert (found.prompt, found.generate) == expected
 
 
-@pytest.mark.parametrize(
-    ("prompt", "generate", "is_set", "says"),
-    [
-        (4000, 97, True, "4000 tokens of prompt and 97 to generate are more than the context of 4096 tokens: ask for"),
-        (4096, None, True, "4096 tokens of prompt are more than the context of 4096 tokens"),
-        (
-            None,
-            5000,
-            True,
-            "5000 to generate are more than the context of 4096 tokens: ask for fewer, or for a larger -c",
-        ),
-        (4000, 97, False, "the model's own context of 4096 tokens: it has no larger one"),
-        (0, None, True, "prompt is 0: it must be 1 or more"),
-        (None, -1, True, "generate is -1: it must be 1 or more"),
-    ],
+@cases(
+    (4000, 97, True, "4000 tokens of prompt and 97 to generate are more than the context of 4096 tokens: ask for"),
+    (4096, None, True, "4096 tokens of prompt are more than the context of 4096 tokens"),
+    (None, 5000, True, "5000 to generate are more than the context of 4096 tokens: ask for fewer, or for a larger -c"),
+    (4000, 97, False, "the model's own context of 4096 tokens: it has no larger one"),
+    (0, None, True, "prompt is 0: it must be 1 or more"),
+    (None, -1, True, "generate is -1: it must be 1 or more"),
 )
 def test_impossible_workloads(prompt: int | None, generate: int | None, is_set: bool, says: str) -> None:
     with pytest.raises(UsageError) as error:
@@ -421,7 +399,7 @@ def test_impossible_workloads(prompt: int | None, generate: int | None, is_set: 
     assert says in str(error.value)
 
 
-@pytest.mark.parametrize("live_tokens", [-1, 4097])
+@cases(-1, 4097)
 def test_live_tokens_are_in_the_context(live_tokens: int) -> None:
     for possible in (None, 0, 4096):
         check_live_tokens(possible, 4096)
@@ -436,14 +414,11 @@ def test_pins_that_contradict_one_another() -> None:
         check_pins(n_gpu_layers, split)
 
 
-@pytest.mark.parametrize(
-    ("objective", "strategy", "says"),
-    [
-        ("request", "fastest", ""),
-        ("context", "llama.cpp", ""),
-        ("best", "fastest", "unknown objective 'best': choose from request, generation, prompt, context"),
-        ("request", "upstream", "unknown strategy 'upstream': choose from fastest, llama.cpp"),
-    ],
+@cases(
+    ("request", "fastest", ""),
+    ("context", "llama.cpp", ""),
+    ("best", "fastest", "unknown objective 'best': choose from request, generation, prompt, context"),
+    ("request", "upstream", "unknown strategy 'upstream': choose from fastest, llama.cpp"),
 )
 def test_objectives_and_strategies(objective: str, strategy: str, says: str) -> None:
     if not says:
@@ -453,7 +428,7 @@ def test_objectives_and_strategies(objective: str, strategy: str, says: str) -> 
         check_choices(objective, strategy)
 
 
-@pytest.mark.parametrize(("mode", "is_planned"), [("none", True), ("layer", True), ("row", False), ("tensor", True)])
+@cases(("none", True), ("layer", True), ("row", False), ("tensor", True))
 def test_split_modes(mode: SplitMode, is_planned: bool) -> None:
     assert params_of(None, split_mode=mode).split_mode == mode, "what is measured need not be planned"
     if is_planned:
@@ -463,7 +438,7 @@ def test_split_modes(mode: SplitMode, is_planned: bool) -> None:
             check_split_mode(mode)
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+@cases(0, -1, float("nan"))
 def test_a_timeout_is_a_time(timeout: float) -> None:
     with pytest.raises(UsageError, match="too short"):
         check_timeout(timeout)
@@ -477,18 +452,15 @@ def test_parameters() -> None:
     assert params_of(None) == Params()
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"n_ctx": -1}, "n_ctx .-c. is -1: give 0 to 2147483647"),
-        ({"n_seq_max": 0}, "n_seq_max .-np. is 0: give 1 to 256"),
-        ({"n_ubatch": 0}, "n_ubatch .-ub. is 0"),
-        ({"n_batch": -5}, "n_batch .-b. is -5"),
-        ({"tensor_split": [1, -1]}, "share below 0"),
-        ({"tensor_split": [1, float("nan")]}, "share below 0"),
-        ({"n_cpu_moe": -1}, "n_cpu_moe .-ncmoe. is -1: give 0 or more"),
-        ({"override_tensor": ["exps"]}, "is not of the form"),
-    ],
+@cases(
+    ({"n_ctx": -1}, "n_ctx .-c. is -1: give 0 to 2147483647"),
+    ({"n_seq_max": 0}, "n_seq_max .-np. is 0: give 1 to 256"),
+    ({"n_ubatch": 0}, "n_ubatch .-ub. is 0"),
+    ({"n_batch": -5}, "n_batch .-b. is -5"),
+    ({"tensor_split": [1, -1]}, "share below 0"),
+    ({"tensor_split": [1, float("nan")]}, "share below 0"),
+    ({"n_cpu_moe": -1}, "n_cpu_moe .-ncmoe. is -1: give 0 or more"),
+    ({"override_tensor": ["exps"]}, "is not of the form"),
 )
 def test_parameters_that_make_no_sense(given: dict[str, object], says: str) -> None:
     with pytest.raises(UsageError, match=says):

@@ -27,6 +27,7 @@ from fitter.planning.search.proposals import (
 )
 from fitter.planning.search.room import Room
 from fitter.planning.speed.cost import Workload
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import (
     CARD,
     DENSE,
@@ -73,37 +74,29 @@ def layers_apart(placement: Placement) -> int:
     return len({item.layer for item, _ in placement.moved})
 
 
-@pytest.mark.parametrize(
-    ("at", "counts"),
-    [
-        pytest.param(situation(3000), (9,), id="one"),
-        pytest.param(situation(1000), None, id="no-room"),
-        pytest.param(situation(800, 800), (4, 5), id="left-even"),
-        pytest.param(situation(800, 800, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), (3, 6), id="split"),
-        pytest.param(situation(800, 300, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), None, id="too-much"),
-        # the first has 3 layers of 136 MiB with their caches, the second 5 and the output
-        pytest.param(situation(408, 780, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), (3, 6), id="just-fits"),
-        pytest.param(situation(407, 780, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), None, id="by-a-cache"),
-        pytest.param(
-            situation(500, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=3)), (3,), id="as-many-as-the-user-says"
-        ),
-    ],
+@named_cases(
+    ("one", situation(3000), (9,)),
+    ("no-room", situation(1000), None),
+    ("left-even", situation(800, 800), (4, 5)),
+    ("split", situation(800, 800, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), (3, 6)),
+    ("too-much", situation(800, 300, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), None),
+    # the first has 3 layers of 136 MiB with their caches, the second 5 and the output
+    ("just-fits", situation(408, 780, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), (3, 6)),
+    ("by-a-cache", situation(407, 780, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), None),
+    ("as-many-as-the-user-says", situation(500, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=3)), (3,)),
 )
 def test_whole(at: Situation, counts: tuple[int, ...] | None) -> None:
     found = place_whole(at)
     assert (found and found.counts) == counts
 
 
-@pytest.mark.parametrize(
-    ("speeds", "mib", "counts"),
-    [
-        pytest.param((SLOW_CARD, CARD), (3000, 3000), (0, 9), id="nothing-on-the-slow-one"),
-        pytest.param((CARD, REMOTE_CARD), (3000, 3000), (9, 0), id="nothing-over-a-network"),
-        pytest.param((SLOW_CARD, ON_A_FAST_NETWORK), (3000, 3000), (0, 9), id="over-a-network-that-takes-no-time"),
-        pytest.param((SLOW_CARD, ON_A_SLOW_NETWORK), (3000, 3000), (9, 0), id="over-a-network-that-takes-long"),
-        pytest.param((SLOW_CARD, CARD), (3000, 500), (6, 3), id="what-the-fast-one-holds"),
-        pytest.param((SLOW_CARD, CARD), (300, 500), None, id="no-room"),
-    ],
+@named_cases(
+    ("nothing-on-the-slow-one", (SLOW_CARD, CARD), (3000, 3000), (0, 9)),
+    ("nothing-over-a-network", (CARD, REMOTE_CARD), (3000, 3000), (9, 0)),
+    ("over-a-network-that-takes-no-time", (SLOW_CARD, ON_A_FAST_NETWORK), (3000, 3000), (0, 9)),
+    ("over-a-network-that-takes-long", (SLOW_CARD, ON_A_SLOW_NETWORK), (3000, 3000), (9, 0)),
+    ("what-the-fast-one-holds", (SLOW_CARD, CARD), (3000, 500), (6, 3)),
+    ("no-room", (SLOW_CARD, CARD), (300, 500), None),
 )
 def test_fastest(speeds: tuple[DeviceSpeed, ...], mib: tuple[int, ...], counts: tuple[int, ...] | None) -> None:
     found = place_fastest(situation(*mib, speeds=speeds))
@@ -148,7 +141,7 @@ ANCHORS = {
 }
 
 
-@pytest.mark.parametrize(("at", "expected"), ANCHORS.values(), ids=ANCHORS)
+@cases(ANCHORS)
 def test_most_layers_or_whole_ones_are_on_devices(
     at: Situation, expected: list[tuple[int, tuple[int, ...], int]]
 ) -> None:
@@ -179,26 +172,20 @@ def test_no_more_layers_have_room(mib: list[int], model: SyntheticModel, n_gpu_l
         assert fewer is None or layers_apart(fewer) > len(mib)
 
 
-@pytest.mark.parametrize(
-    ("at", "first"),
-    [
-        pytest.param(situation(500, is_priced=False), 5, id="whole-layers-and-a-part"),
-        pytest.param(situation(2500, model=MOE, is_priced=False), 0, id="experts"),
-        pytest.param(situation(10, is_priced=False), 9, id="nothing-fits"),
-    ],
+@named_cases(
+    ("whole-layers-and-a-part", situation(500, is_priced=False), 5),
+    ("experts", situation(2500, model=MOE, is_priced=False), 0),
+    ("nothing-fits", situation(10, is_priced=False), 9),
 )
 def test_without_prices(at: Situation, first: int) -> None:
     found = place_partial(at)
     assert found in in_place(at) and found is not None and found.first == first
 
 
-@pytest.mark.parametrize(
-    "at",
-    [
-        pytest.param(situation(500), id="dense"),
-        pytest.param(situation(500, 300, speeds=(CARD, SLOW_CARD)), id="a-slow-card"),
-        pytest.param(situation(700, model=CACHES), id="large-caches"),
-    ],
+@named_cases(
+    ("dense", situation(500)),
+    ("a-slow-card", situation(500, 300, speeds=(CARD, SLOW_CARD))),
+    ("large-caches", situation(700, model=CACHES)),
 )
 def test_a_plain_proposal_is_the_fastest_in_place(at: Situation) -> None:
     at = replace(at, is_plain=True)
@@ -207,7 +194,7 @@ def test_a_plain_proposal_is_the_fastest_in_place(at: Situation) -> None:
     assert found == min(in_place(at), key=at.prices.seconds)
 
 
-@pytest.mark.parametrize(("speeds", "counts"), [((CARD, SLOW_CARD), (7, 2)), ((SLOW_CARD, CARD), (2, 7))])
+@cases(((CARD, SLOW_CARD), (7, 2)), ((SLOW_CARD, CARD), (2, 7)))
 def test_the_faster_device_has_what_it_holds(speeds: tuple[DeviceSpeed, ...], counts: tuple[int, ...]) -> None:
     found = place_partial(situation(1000, 1000, speeds=speeds))
     assert found is not None and (found.first, found.counts, found.is_spilled) == (0, counts, False)
@@ -242,7 +229,7 @@ def test_small_caches_stay_with_their_layers() -> None:
     assert swap_caches_for_weights(at, found) is found
 
 
-@pytest.mark.parametrize("fixed", [(), SPLIT], ids=["layers", "layers-and-split"])
+@named_cases(("layers", ()), ("layers-and-split", SPLIT))
 def test_the_users_layers_leave_room_for_weights_of_others(fixed: tuple[str, ...]) -> None:
     params = Params(tensor_split=(1.0, 1.0), n_gpu_layers=3)
     at = situation(400, 400, fixed=(*fixed, "n_gpu_layers"), params=params)
@@ -263,13 +250,7 @@ TWO_LAYERS = replace(CACHES, n_layer=2)
 """Each with 20 MiB of attention, 100 of tensors and 256 of cache, and an output of 100 MiB."""
 
 
-@pytest.mark.parametrize(
-    ("mib", "tensors_on_host", "first"),
-    [
-        pytest.param(500, False, 2, id="a layer is on the host"),
-        pytest.param(652, True, 1, id="tensors are on the host"),
-    ],
-)
+@named_cases(("a layer is on the host", 500, False, 2), ("tensors are on the host", 652, True, 1))
 def test_large_caches_give_way_to_what_is_on_the_host(mib: int, tensors_on_host: bool, first: int) -> None:
     at = situation(mib, model=TWO_LAYERS)
     items = [item for unit in at.units for item in unit.items]
@@ -280,7 +261,7 @@ def test_large_caches_give_way_to_what_is_on_the_host(mib: int, tensors_on_host:
     assert at.prices.seconds(better) < at.prices.seconds(found)
 
 
-@pytest.mark.parametrize("near", [None, 0, 5, 11, 15])
+@cases(None, 0, 5, 11, 15)
 def test_where_it_was_before_does_not_hide_the_fastest(near: int | None) -> None:
     """With room for half of the weights and few caches, the fastest placement has hardly a cache on the device."""
     at = situation(1600, model=replace(CACHES, n_layer=15))
@@ -318,14 +299,11 @@ def long_prompts(mib: int, gives: Workload, n_layer: int = 8) -> Situation:
     return replace(at, request=asked, prices=PriceList(asked, at.devices, {N_CTX: at.units}))
 
 
-@pytest.mark.parametrize(
-    ("mib", "gives", "first"),
-    [
-        pytest.param(400, Workload(30000, 512), 0, id="all-caches"),
-        pytest.param(300, Workload(30000, 512), 2, id="as-many-as-fit"),
-        pytest.param(400, Workload(2048, 512), 3, id="short-prompts-need-none"),
-        pytest.param(600, Workload(30000, 512), 0, id="all-layers-are-there-anyway"),
-    ],
+@named_cases(
+    ("all-caches", 400, Workload(30000, 512), 0),
+    ("as-many-as-fit", 300, Workload(30000, 512), 2),
+    ("short-prompts-need-none", 400, Workload(2048, 512), 3),
+    ("all-layers-are-there-anyway", 600, Workload(30000, 512), 0),
 )
 def test_caches_come_to_the_device_for_long_prompts(mib: int, gives: Workload, first: int) -> None:
     at = long_prompts(mib, gives)
@@ -340,10 +318,7 @@ def test_caches_come_to_the_device_for_long_prompts(mib: int, gives: Workload, f
     assert add_caches(states, plain) is plain
 
 
-@pytest.mark.parametrize(
-    ("mib", "first", "count"),
-    [pytest.param(360, 0, 8, id="eight"), pytest.param(280, 3, 4, id="four"), pytest.param(300, 2, 6, id="six")],
-)
+@named_cases(("eight", 360, 0, 8), ("four", 280, 3, 4), ("six", 300, 2, 6))
 def test_no_more_layers_are_bare_than_there_is_no_room_for(mib: int, first: int, count: int) -> None:
     at = long_prompts(mib, Workload(30000, 512))
     assert at.prices is not None
@@ -372,13 +347,10 @@ def test_room_without_caches_is_for_devices_that_have_none() -> None:
         assert all(w + c <= room for (w, c), room in zip(used, each.room.of(each.units, found), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("at", "expected"),
-    [
-        pytest.param(situation(10, 10), Placement(9, (0, 0)), id="nothing-fits"),
-        pytest.param(ANCHORS["none, says the user"][0], Placement(9, (0,)), id="the-user-says-so"),
-        pytest.param(ANCHORS["the user's layers do not fit"][0], None, id="against-the-user"),
-    ],
+@named_cases(
+    ("nothing-fits", situation(10, 10), Placement(9, (0, 0))),
+    ("the-user-says-so", ANCHORS["none, says the user"][0], Placement(9, (0,))),
+    ("against-the-user", ANCHORS["the user's layers do not fit"][0], None),
 )
 def test_everything_may_stay_on_the_host(at: Situation, expected: Placement | None) -> None:
     assert place_partial(at) == expected

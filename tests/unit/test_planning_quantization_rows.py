@@ -23,6 +23,7 @@ from fitter.planning.tables.quantization_rows import (
     ordered,
     published_as,
 )
+from tests.support.cases import named_cases
 from tests.support.plans import GIB, MIB, MODEL, make_plan, make_price
 
 SHORT = Problem("CUDA0", 244 * MIB, "CUDA0 lacks 244 MiB")
@@ -147,9 +148,7 @@ def test_which_is_the_best(name: str) -> None:
     assert (best and best.name) == expected
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"), [("CPU", False), ("CUDA_Host", False), ("CUDA1", True)], ids=["CPU", "host", "device"]
-)
+@named_cases(("CPU", "CPU", False), ("host", "CUDA_Host", False), ("device", "CUDA1", True))
 def test_a_tensor_on_the_host_is_not_on_devices(override: str, expected: bool) -> None:
     params = Params(n_gpu_layers=33, tensor_buft_overrides=(TensorBuftOverride("exps", override),))
     assert replace(Q8_0, plan=make_plan(params)).is_on_devices is expected
@@ -172,16 +171,12 @@ PUBLISHED = (
 )
 
 
-@pytest.mark.parametrize(
-    ("model", "file_type", "notes"),
-    [
-        (model_of("gpt-oss", up="mxfp4", q="bf16"), "MXFP4_MOE", (PUBLISHED,)),
-        (model_of("gpt-oss", up="mxfp4", q="q8_0", norm="f32"), "MXFP4_MOE", (PUBLISHED, AGAIN)),
-        (model_of("gpt-oss", up="bf16"), "", ()),
-        # of which there is an original with more bits
-        (model_of("qwen3moe", up="mxfp4", norm="f32"), "", (AGAIN.replace("q8_0", "mxfp4"),)),
-    ],
-    ids=["as published", "with the rest quantized", "of 16 bits", "another model"],
+@named_cases(
+    ("as published", model_of("gpt-oss", up="mxfp4", q="bf16"), "MXFP4_MOE", (PUBLISHED,)),
+    ("with the rest quantized", model_of("gpt-oss", up="mxfp4", q="q8_0", norm="f32"), "MXFP4_MOE", (PUBLISHED, AGAIN)),
+    ("of 16 bits", model_of("gpt-oss", up="bf16"), "", ()),
+    # of which there is an original with more bits
+    ("another model", model_of("qwen3moe", up="mxfp4", norm="f32"), "", (AGAIN.replace("q8_0", "mxfp4"),)),
 )
 def test_what_is_published_quantized_has_no_better_original(
     model: Model, file_type: str, notes: tuple[str, ...]

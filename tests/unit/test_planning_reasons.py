@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from fitter.llama.types import Params
 from fitter.planning.pricing.pricing import bound_of, reasons_of
 from fitter.planning.speed.explain import Bound, Reason
+from tests.support.cases import named_cases
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel(cache=65536)
@@ -61,14 +60,7 @@ def test_no_reason_is_more_than_the_plan_takes() -> None:
     assert all(reason.seconds <= reached for reason in found) and found[-1].seconds == reached
 
 
-@pytest.mark.parametrize(
-    ("taken", "devices"),
-    [
-        pytest.param(59 * MIB, (), id="a MiB of room"),
-        pytest.param(60 * MIB, ("CUDA1",), id="none"),
-        pytest.param(61 * MIB, ("CUDA1",), id="less than none"),
-    ],
-)
+@named_cases(("a MiB of room", 59 * MIB, ()), ("none", 60 * MIB, ("CUDA1",)), ("less than none", 61 * MIB, ("CUDA1",)))
 def test_devices_that_cannot_hold_their_own_buffers(taken: int, devices: tuple[str, ...]) -> None:
     compute = {"CUDA0": 300 * MIB, "CUDA1": taken}
     (reason,) = (

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-import pytest
-
 from fitter.llama.types import Params
 from fitter.model.repository_models import SideFile
 from fitter.output.documents.file_documents import REPOSITORY
@@ -14,6 +12,7 @@ from fitter.output.tables.plan_table import print_to
 from fitter.output.tables.repository_table import commands, repository_table
 from fitter.planning.plan.plan import Problem
 from fitter.planning.tables.repository_rows import Repository, RepositoryFile, best_file, ordered
+from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, make_plan, make_price
 
 SHORT = Problem("CUDA0", 244 * MIB, "CUDA0 lacks 244 MiB")
@@ -34,30 +33,30 @@ def made(
 
 FAILED = RepositoryFile("x.gguf", ("x.gguf",), 5 * MIB, "", "hf://org/repo/x.gguf", problem="unknown architecture")
 
-CASES: dict[str, tuple[tuple[RepositoryFile, ...], float | None, str | None]] = {
-    "the most bits": ((made("Q4_K_M", 4.9), made("Q8_0", 8.5)), None, "8b-Q8_0.gguf"),
-    "of those that are useful": ((made("Q4_K_M", 4.9), made("Q8_0", 8.5, rate=19)), None, "8b-Q4_K_M.gguf"),
-    "wherever its weights are": (
+
+@named_cases(
+    ("the most bits", (made("Q4_K_M", 4.9), made("Q8_0", 8.5)), None, "8b-Q8_0.gguf"),
+    ("of those that are useful", (made("Q4_K_M", 4.9), made("Q8_0", 8.5, rate=19)), None, "8b-Q4_K_M.gguf"),
+    (
+        "wherever its weights are",
         (made("Q4_K_M", 4.9), made("Q8_0", 8.5, on_devices=False), made("F16", 16, fits=False)),
         None,
         "8b-Q8_0.gguf",
     ),
-    "as fast as is asked for": (
+    (
+        "as fast as is asked for",
         (made("Q4_K_M", 4.9, rate=30), made("Q8_0", 8.5, rate=20), made("F16", 16, rate=10, on_devices=False)),
         15.0,
         "8b-Q8_0.gguf",
     ),
-    "none is as fast": ((made("Q4_K_M", 4.9, rate=30),), 31.0, "8b-Q4_K_M.gguf"),
-    "the larger model": ((made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32)), None, "32b-Q2_K.gguf"),
-    "but not if it is too slow": ((made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32, rate=19)), None, "8b-Q8_0.gguf"),
-    "not larger with more perplexity": ((made("Q5_1", 6.0), made("Q5_K_M", 5.7)), None, "8b-Q5_K_M.gguf"),
-    "of 16 bits the model's own": ((made("F16", 16), made("BF16", 16)), None, "8b-BF16.gguf"),
-    "another one's type": ((made("UD-Q4_K_XL", 4.95), made("Q4_K_M", 4.9)), None, "8b-UD-Q4_K_XL.gguf"),
-    "nothing fits": ((made("Q8_0", 8.5, fits=False), FAILED), None, None),
-}
-
-
-@pytest.mark.parametrize(("found", "rate", "name"), CASES.values(), ids=CASES)
+    ("none is as fast", (made("Q4_K_M", 4.9, rate=30),), 31.0, "8b-Q4_K_M.gguf"),
+    ("the larger model", (made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32)), None, "32b-Q2_K.gguf"),
+    ("but not if it is too slow", (made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32, rate=19)), None, "8b-Q8_0.gguf"),
+    ("not larger with more perplexity", (made("Q5_1", 6.0), made("Q5_K_M", 5.7)), None, "8b-Q5_K_M.gguf"),
+    ("of 16 bits the model's own", (made("F16", 16), made("BF16", 16)), None, "8b-BF16.gguf"),
+    ("another one's type", (made("UD-Q4_K_XL", 4.95), made("Q4_K_M", 4.9)), None, "8b-UD-Q4_K_XL.gguf"),
+    ("nothing fits", (made("Q8_0", 8.5, fits=False), FAILED), None, None),
+)
 def test_which_file_is_the_best(found: tuple[RepositoryFile, ...], rate: float | None, name: str | None) -> None:
     for given in (found, found[::-1]):
         best = best_file(given, rate)
@@ -114,7 +113,7 @@ SAID: dict[str, tuple[Repository, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("found", "below", "last"), SAID.values(), ids=SAID)
+@cases(SAID)
 def test_what_is_said(found: Repository, below: tuple[str, ...], last: tuple[str, ...]) -> None:
     out = io.StringIO()
     print_to(out, repository_table(found))

@@ -25,6 +25,7 @@ from fitter.planning.request.request import Request
 from fitter.planning.request.session import named
 from fitter.planning.speed.cost import Workload
 from fitter.text import MIB
+from tests.support.cases import cases, named_cases
 from tests.support.placements import model_of
 from tools.shapes import SHAPES
 
@@ -71,73 +72,66 @@ def request(of: Model | None = None, known: Sequence[Calibrated] = (), **words: 
     return request_of(asked, of or model(), machine, Asked(machine).questions, known)
 
 
-FIXED: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "nothing": ({}, set()),
-    "a context": ({"n_ctx": 512}, {"n_ctx"}),
-    "the model's own context": ({"n_ctx": 0}, {"n_ctx"}),
-    "room for all slots": ({"kv_unified_per_slot": 512}, {"n_ctx"}),
-    "layers": ({"n_gpu_layers": 3}, {"n_gpu_layers"}),
-    "shares": ({"tensor_split": [3, 1]}, {"tensor_split"}),
-    "shares of nothing": ({"tensor_split": [0, 0]}, set()),
-    "devices": ({"devices": ["CUDA1"]}, {"devices"}),
-    "no devices": ({"gpus": ["none"]}, {"devices"}),
-    "one device": ({"split_mode": "none"}, {"devices", "split_mode"}),
-    "layers over devices": ({"split_mode": "layer"}, {"split_mode"}),
-    "what levers change": (
+@named_cases(
+    ("nothing", {}, set()),
+    ("a context", {"n_ctx": 512}, {"n_ctx"}),
+    ("the model's own context", {"n_ctx": 0}, {"n_ctx"}),
+    ("room for all slots", {"kv_unified_per_slot": 512}, {"n_ctx"}),
+    ("layers", {"n_gpu_layers": 3}, {"n_gpu_layers"}),
+    ("shares", {"tensor_split": [3, 1]}, {"tensor_split"}),
+    ("shares of nothing", {"tensor_split": [0, 0]}, set()),
+    ("devices", {"devices": ["CUDA1"]}, {"devices"}),
+    ("no devices", {"gpus": ["none"]}, {"devices"}),
+    ("one device", {"split_mode": "none"}, {"devices", "split_mode"}),
+    ("layers over devices", {"split_mode": "layer"}, {"split_mode"}),
+    (
+        "what levers change",
         {"n_ubatch": 256, "type_k": "f16", "type_v": "f16", "op_offload": True},
         {"n_ubatch", "type_k", "type_v", "op_offload"},
     ),
-    "texts at once": ({"embedding": True}, {"n_ubatch"}),
-    "an override": ({"override_tensor": "ffn_up=CUDA1"}, set()),
-    "an override on a device that is left out": ({"override_tensor": "ffn_up=CUDA1", "margin": 9 << 30}, {"devices"}),
-    "an override on a device without a byte": ({"override_tensor": "ffn_up=CUDA1", "margin": 8 << 30}, {"devices"}),
-    "an override on a device with one": ({"override_tensor": "ffn_up=CUDA1", "margin": (8 << 30) - 1}, set()),
-    "an override on the host": ({"override_tensor": "ffn_up=CPU", "margin": 9 << 30}, set()),
-    "a batch": ({"n_batch": 1024}, {"n_batch"}),
-    "what is only passed on": ({"swa_full": True, "main_gpu": 1}, set()),
-}
-
-
-@pytest.mark.parametrize(("words", "fixed"), FIXED.values(), ids=FIXED)
+    ("texts at once", {"embedding": True}, {"n_ubatch"}),
+    ("an override", {"override_tensor": "ffn_up=CUDA1"}, set()),
+    ("an override on a device that is left out", {"override_tensor": "ffn_up=CUDA1", "margin": 9 << 30}, {"devices"}),
+    ("an override on a device without a byte", {"override_tensor": "ffn_up=CUDA1", "margin": 8 << 30}, {"devices"}),
+    ("an override on a device with one", {"override_tensor": "ffn_up=CUDA1", "margin": (8 << 30) - 1}, set()),
+    ("an override on the host", {"override_tensor": "ffn_up=CPU", "margin": 9 << 30}, set()),
+    ("a batch", {"n_batch": 1024}, {"n_batch"}),
+    ("what is only passed on", {"swa_full": True, "main_gpu": 1}, set()),
+)
 def test_what_is_kept(words: dict[str, Any], fixed: set[str]) -> None:
     assert request(**words).fixed == fixed
 
 
-DEVICES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "all": ({}, ["CUDA0", "CUDA1"]),
-    "in the order that is said": ({"devices": ["CUDA1", "CUDA0"]}, ["CUDA1", "CUDA0"]),
-    "none": ({"devices": ["none"]}, []),
-    "a machine without any": ({"gpus": ["none"]}, []),
-    "the first": ({"split_mode": "none"}, ["CUDA0"]),
-    "the main one": ({"split_mode": "none", "main_gpu": 1}, ["CUDA1"]),
-    "the main one of those": ({"split_mode": "none", "devices": ["CUDA1", "CUDA0"], "main_gpu": 1}, ["CUDA0"]),
-    "no main one": ({"split_mode": "none", "main_gpu": -1}, []),
-    "a main one without a split": ({"main_gpu": 1}, ["CUDA0", "CUDA1"]),
-}
-
-
-@pytest.mark.parametrize(("words", "names"), DEVICES.values(), ids=DEVICES)
+@named_cases(
+    ("all", {}, ["CUDA0", "CUDA1"]),
+    ("in the order that is said", {"devices": ["CUDA1", "CUDA0"]}, ["CUDA1", "CUDA0"]),
+    ("none", {"devices": ["none"]}, []),
+    ("a machine without any", {"gpus": ["none"]}, []),
+    ("the first", {"split_mode": "none"}, ["CUDA0"]),
+    ("the main one", {"split_mode": "none", "main_gpu": 1}, ["CUDA1"]),
+    ("the main one of those", {"split_mode": "none", "devices": ["CUDA1", "CUDA0"], "main_gpu": 1}, ["CUDA0"]),
+    ("no main one", {"split_mode": "none", "main_gpu": -1}, []),
+    ("a main one without a split", {"main_gpu": 1}, ["CUDA0", "CUDA1"]),
+)
 def test_the_devices(words: dict[str, Any], names: list[str]) -> None:
     found = request(**words)
     assert [device.name for device in found.devices] == names
     assert list(found.speeds) == names
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a device that there is not": ({"devices": ["CUDA7"]}, "unknown device 'CUDA7'; there are: CUDA0, CUDA1"),
-    "a device twice": ({"devices": ["CUDA0", "CUDA0"]}, "a device is named twice"),
-    "a main GPU that there is not": (
+@named_cases(
+    ("a device that there is not", {"devices": ["CUDA7"]}, "unknown device 'CUDA7'; there are: CUDA0, CUDA1"),
+    ("a device twice", {"devices": ["CUDA0", "CUDA0"]}, "a device is named twice"),
+    (
+        "a main GPU that there is not",
         {"split_mode": "none", "main_gpu": 2},
         "main GPU 2 does not exist: the number of devices is 2",
     ),
-    "too many margins": ({"margin": [0, 0, 0]}, "3 margins for 2 devices"),
-    "more than the context": ({"n_ctx": 512, "prompt": 500, "generate": 13}, "for a larger -c"),
-    "more than the model's own": ({"prompt": 32768}, "it has no larger one"),
-    "a context beyond all reason": ({"n_ctx": 2**30}, "give 4194304 at most"),
-}
-
-
-@pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)
+    ("too many margins", {"margin": [0, 0, 0]}, "3 margins for 2 devices"),
+    ("more than the context", {"n_ctx": 512, "prompt": 500, "generate": 13}, "for a larger -c"),
+    ("more than the model's own", {"prompt": 32768}, "it has no larger one"),
+    ("a context beyond all reason", {"n_ctx": 2**30}, "give 4194304 at most"),
+)
 def test_what_makes_no_sense_there(words: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         request(**words)
@@ -166,72 +160,70 @@ NOTES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("words", "notes"), NOTES.values(), ids=NOTES)
+@cases(NOTES)
 def test_what_has_no_effect_is_noted(words: dict[str, Any], notes: list[str]) -> None:
     assert list(request(**words).notes) == notes
 
 
-@pytest.mark.parametrize("fit_ctx", [1, 1000, 4096, 8192])
+@cases(1, 1000, 4096, 8192)
 def test_the_smallest_context_changes_no_request(fit_ctx: int) -> None:
     found = request(fit_ctx=fit_ctx)
     assert (found.workload, found.fit_ctx) == (request().workload, fit_ctx)
 
 
-WORKLOADS: dict[str, tuple[dict[str, Any], Workload, int]] = {
-    "the smallest context holds it": ({}, Workload(2048, 512), 4096),
-    "a small context": ({"n_ctx": 1000}, Workload(250, 200), 4096),
-    "a small context for each": ({"n_ctx": 4000, "n_seq_max": 4}, Workload(250, 200), 4096),
-    "a small smallest one": ({"fit_ctx": 500}, Workload(2048, 512), 500),
-    "a small smallest one beside a large context": ({"n_ctx": 20000, "fit_ctx": 500}, Workload(5000, 512), 500),
-    "the model's own context, said so": ({"n_ctx": 0, "fit_ctx": 500}, Workload(8192, 512), 500),
-    "the depth of a large context": ({"n_ctx": 32768}, Workload(8192, 512), 4096),
-    "the depth of each slot": ({"n_ctx": 32768, "n_seq_max": 2}, Workload(4096, 512), 4096),
-    "of slots that share": ({"n_ctx": 32768, "n_seq_max": 2, "kv_unified": True}, Workload(8192, 512), 4096),
-    "a long answer in a large context": ({"n_ctx": 32768, "generate": 30000}, Workload(2768, 30000), 32768),
-    "a prompt in a large context": ({"n_ctx": 32768, "prompt": 100}, Workload(100, 512), 4096),
-    "users in a large context": ({"n_ctx": 32768, "n_seq_max": 2, "users": 2}, Workload(2048, 512, 0, 2), 4096),
-    "a large context that may shrink": ({"n_ctx": 32768, "allow": ["context"]}, Workload(2048, 512), 4096),
-    "a context for each slot": (
+@named_cases(
+    ("the smallest context holds it", {}, Workload(2048, 512), 4096),
+    ("a small context", {"n_ctx": 1000}, Workload(250, 200), 4096),
+    ("a small context for each", {"n_ctx": 4000, "n_seq_max": 4}, Workload(250, 200), 4096),
+    ("a small smallest one", {"fit_ctx": 500}, Workload(2048, 512), 500),
+    ("a small smallest one beside a large context", {"n_ctx": 20000, "fit_ctx": 500}, Workload(5000, 512), 500),
+    ("the model's own context, said so", {"n_ctx": 0, "fit_ctx": 500}, Workload(8192, 512), 500),
+    ("the depth of a large context", {"n_ctx": 32768}, Workload(8192, 512), 4096),
+    ("the depth of each slot", {"n_ctx": 32768, "n_seq_max": 2}, Workload(4096, 512), 4096),
+    ("of slots that share", {"n_ctx": 32768, "n_seq_max": 2, "kv_unified": True}, Workload(8192, 512), 4096),
+    ("a long answer in a large context", {"n_ctx": 32768, "generate": 30000}, Workload(2768, 30000), 32768),
+    ("a prompt in a large context", {"n_ctx": 32768, "prompt": 100}, Workload(100, 512), 4096),
+    ("users in a large context", {"n_ctx": 32768, "n_seq_max": 2, "users": 2}, Workload(2048, 512, 0, 2), 4096),
+    ("a large context that may shrink", {"n_ctx": 32768, "allow": ["context"]}, Workload(2048, 512), 4096),
+    (
+        "a context for each slot",
         {"kv_unified_per_slot": 1000, "n_seq_max": 2, "fit_ctx": 500},
         *(Workload(250, 200), 500),
     ),
-    "a long prompt wants a long context": ({"prompt": 9000}, Workload(9000, 512), 9512),
-    "a long answer does": ({"generate": 9000}, Workload(2048, 9000), 11048),
-    "a conversation to its end": (
+    ("a long prompt wants a long context", {"prompt": 9000}, Workload(9000, 512), 9512),
+    ("a long answer does", {"generate": 9000}, Workload(2048, 9000), 11048),
+    (
+        "a conversation to its end",
         {"workload": "prompt=6000,reused=0.5,answer=500,turns=5,users=2", "program": "llama-server"},
         # prompts of 3000 are new in the four last turns, and 3000 in the first
         *(Workload(3000, 500, 3000, 2, is_text=True), 6000 + 2 * 3500 + 500),
     ),
-    "several in one cache": (
+    (
+        "several in one cache",
         {"workload": "prompt=6000,answer=500,users=2", "program": "llama-server", "kv_unified": True},
         *(Workload(6000, 500, 0, 2, is_unified=True, is_text=True), 2 * 6500),
     ),
-    "more users than slots": ({"users": 8, "n_seq_max": 2}, Workload(2048, 512, 0, 2), 4096),
-    "a short one does not": ({"prompt": 10, "generate": 10}, Workload(10, 10), 4096),
-}
-
-
-@pytest.mark.parametrize(("words", "workload", "fit_ctx"), WORKLOADS.values(), ids=WORKLOADS)
+    ("more users than slots", {"users": 8, "n_seq_max": 2}, Workload(2048, 512, 0, 2), 4096),
+    ("a short one does not", {"prompt": 10, "generate": 10}, Workload(10, 10), 4096),
+)
 def test_what_to_be_fast_at(words: dict[str, Any], workload: Workload, fit_ctx: int) -> None:
     found = request(**words)
     assert (found.workload, found.fit_ctx) == (workload, fit_ctx)
 
 
-SCALED: dict[str, tuple[dict[str, Any], Workload | None, str]] = {
-    "to the model's own context": ({"workload": "agent"}, None, "scaled to the model's own context, 32768 tokens for"),
-    "to -c": ({"workload": "agent", "n_ctx": 8192}, None, "scaled to -c, 8192 tokens for each user"),
-    "to the part of a user": ({"workload": "agent,users=2", "n_ctx": 8192}, None, "scaled to -c, 4096 tokens"),
-    "a gap and users are no tokens": ({"workload": "agent,gap=1", "users": 3, "n_ctx": 8192}, None, "2730 tokens"),
-    "one request": (
+@named_cases(
+    ("to the model's own context", {"workload": "agent"}, None, "scaled to the model's own context, 32768 tokens for"),
+    ("to -c", {"workload": "agent", "n_ctx": 8192}, None, "scaled to -c, 8192 tokens for each user"),
+    ("to the part of a user", {"workload": "agent,users=2", "n_ctx": 8192}, None, "scaled to -c, 4096 tokens"),
+    ("a gap and users are no tokens", {"workload": "agent,gap=1", "users": 3, "n_ctx": 8192}, None, "2730 tokens"),
+    (
+        "one request",
         {"workload": "rag", "n_ctx": 2048},
         Workload(1926, 120, is_text=True),
         "1926 + 120 tokens, not 4096 + 256",
     ),
-    "what fits stays": ({"workload": "chat", "n_ctx": 8192}, None, ""),
-}
-
-
-@pytest.mark.parametrize(("words", "workload", "note"), SCALED.values(), ids=SCALED)
+    ("what fits stays", {"workload": "chat", "n_ctx": 8192}, None, ""),
+)
 def test_a_named_kind_of_work_is_scaled(words: dict[str, Any], workload: Workload | None, note: str) -> None:
     found = request(**words, program="llama-server")
     assert found.session is not None
@@ -244,17 +236,15 @@ def test_a_named_kind_of_work_is_scaled(words: dict[str, Any], workload: Workloa
     assert [note in each for each in found.notes] == ([True] if note else [])
 
 
-WORK_TO_REFUSE = {
-    "a share with many digits, as of a log": {
-        "workload": "prompt=50000,reused=0.912345678,answer=380,turns=30,gap=2.5s"
-    },
-    "a name, with a number": {"workload": "agent,turns=20"},
-    "no reuse": {"workload": "prompt=50000", "users": 2},
-    "-c": {"workload": "prompt=1000", "n_ctx": 512},
-}
-
-
-@pytest.mark.parametrize("words", WORK_TO_REFUSE.values(), ids=WORK_TO_REFUSE)
+@named_cases(
+    (
+        "a share with many digits, as of a log",
+        {"workload": "prompt=50000,reused=0.912345678,answer=380,turns=30,gap=2.5s"},
+    ),
+    ("a name, with a number", {"workload": "agent,turns=20"}),
+    ("no reuse", {"workload": "prompt=50000", "users": 2}),
+    ("-c", {"workload": "prompt=1000", "n_ctx": 512}),
+)
 def test_numbers_of_the_users_own_are_refused_with_words_that_work(words: dict[str, Any]) -> None:
     words = {**words, "program": "llama-server"}
     with pytest.raises(UsageError, match="is more than a context of") as refused:
@@ -314,7 +304,7 @@ INPUTS: dict[str, tuple[Model, dict[str, Any], tuple[int, int], str]] = {
 }
 
 
-@pytest.mark.parametrize(("of", "words", "batches", "note"), INPUTS.values(), ids=INPUTS)
+@cases(INPUTS)
 def test_batches_hold_a_whole_input(of: Model, words: dict[str, Any], batches: tuple[int, int], note: str) -> None:
     words = {"n_seq_max": 1, "embedding": True, "program": SERVER, **words}
     found = request(of, **{name: value for name, value in words.items() if value is not None})
@@ -330,16 +320,13 @@ def test_batches_hold_a_whole_input(of: Model, words: dict[str, Any], batches: t
         assert smaller.params.n_batch == (512 if follows else batches[0])
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ({"workload": "chat"}, "--workload is for models that answer"),
-        ({"users": 3}, "-np 3 answers as many at once"),
-        ({"generate": 100}, "--prompt sets the tokens of an input"),
-        ({"objective": "generation"}, "--objective prompt is the speed of inputs"),
-        ({"prompt": 3000}, "--prompt is 3000, more than the context of 2048: give less"),
-        ({"prompt": 3000, "n_ctx": 1024}, "more than the context of 1024: give less, or a larger -c"),
-    ],
+@cases(
+    ({"workload": "chat"}, "--workload is for models that answer"),
+    ({"users": 3}, "-np 3 answers as many at once"),
+    ({"generate": 100}, "--prompt sets the tokens of an input"),
+    ({"objective": "generation"}, "--objective prompt is the speed of inputs"),
+    ({"prompt": 3000}, "--prompt is 3000, more than the context of 2048: give less"),
+    ({"prompt": 3000, "n_ctx": 1024}, "more than the context of 1024: give less, or a larger -c"),
 )
 def test_what_only_a_model_that_answers_has(words: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
@@ -348,17 +335,14 @@ def test_what_only_a_model_that_answers_has(words: dict[str, Any], why: str) -> 
         request(encoder(), reranking=True, program=SERVER, **words)
 
 
-CONTEXTS: dict[str, tuple[Model, dict[str, Any], int]] = {
-    "the model's own": (model(), {}, 32768),
-    "its own for each": (model(), {"n_seq_max": 2}, 65536),
-    "one for all": (model(), {"n_seq_max": 2, "kv_unified": True}, 32768),
-    "what is set": (model(), {"n_ctx": 512}, 512),
-    "a header that does not say": (model(n_ctx_train=0), {}, 4096),
-    "the smallest that is wanted of it": (model(n_ctx_train=0), {"fit_ctx": 1024}, 1024),
-}
-
-
-@pytest.mark.parametrize(("of", "words", "n_ctx"), CONTEXTS.values(), ids=CONTEXTS)
+@named_cases(
+    ("the model's own", model(), {}, 32768),
+    ("its own for each", model(), {"n_seq_max": 2}, 65536),
+    ("one for all", model(), {"n_seq_max": 2, "kv_unified": True}, 32768),
+    ("what is set", model(), {"n_ctx": 512}, 512),
+    ("a header that does not say", model(n_ctx_train=0), {}, 4096),
+    ("the smallest that is wanted of it", model(n_ctx_train=0), {"fit_ctx": 1024}, 1024),
+)
 def test_the_context(of: Model, words: dict[str, Any], n_ctx: int) -> None:
     assert request(of, **words).params.n_ctx == n_ctx
 
@@ -383,19 +367,18 @@ REAL = tuple(
     for name, description in (("CUDA0", "Card"), ("CUDA1", "Another"))
 )
 
-MARGINS: dict[str, tuple[dict[str, Any], list[int]]] = {
-    "what was measured": ({}, [1412, 1024]),
-    "that alone, here and of others like it": ({"margin": "auto"}, [1412, 245 + 512]),
-    "one for all": ({"margin": "100MiB"}, [100, 100]),
-    "one for each": ({"margin": ["100MiB", "200MiB"]}, [100, 200]),
-    "one for each, in the order that is said": (
+
+@named_cases(
+    ("what was measured", {}, [1412, 1024]),
+    ("that alone, here and of others like it", {"margin": "auto"}, [1412, 245 + 512]),
+    ("one for all", {"margin": "100MiB"}, [100, 100]),
+    ("one for each", {"margin": ["100MiB", "200MiB"]}, [100, 200]),
+    (
+        "one for each, in the order that is said",
         {"margin": ["100MiB", "200MiB"], "devices": ["CUDA1", "CUDA0"]},
         [100, 200],
     ),
-}
-
-
-@pytest.mark.parametrize(("words", "margins"), MARGINS.values(), ids=MARGINS)
+)
 def test_margins(words: dict[str, Any], margins: list[int]) -> None:
     machine = Machine(REAL, (), 64 << 30, 60 << 30)
     found = request_of(ask(**words), model(), machine, Asked(machine).questions, (KNOWN,))
@@ -403,24 +386,23 @@ def test_margins(words: dict[str, Any], margins: list[int]) -> None:
     assert (found.host.total, found.host.free) == (64 << 30, 60 << 30)
 
 
-BESIDE: dict[str, tuple[dict[str, Any], list[tuple[str, int]], list[str]]] = {
-    "nothing": ({}, [], ["CUDA0"]),
-    "a draft on the model's own": ({"model_draft": "d", "devices_draft": ["CUDA0"]}, [], ["CUDA0", "CUDA1"]),
-    "a draft on another": (
+@named_cases(
+    ("nothing", {}, [], ["CUDA0"]),
+    ("a draft on the model's own", {"model_draft": "d", "devices_draft": ["CUDA0"]}, [], ["CUDA0", "CUDA1"]),
+    (
+        "a draft on another",
         {"model_draft": "d", "devices_draft": ["CUDA1"], "margin": 5 * MIB},
         [("CUDA1", 5 * MIB)],
         ["CUDA0", "CUDA1"],
     ),
-    "a margin for each of the model's": (
+    (
+        "a margin for each of the model's",
         {"mmproj": "p", "mmproj_device": "CUDA1", "margin": [5 * MIB]},
         [("CUDA1", 5 * MIB)],
         ["CUDA0", "CUDA1"],
     ),
-    "a draft that may be anywhere": ({"model_draft": "d"}, [], ["CUDA0", "CUDA1"]),
-}
-
-
-@pytest.mark.parametrize(("words", "limits", "priced"), BESIDE.values(), ids=BESIDE)
+    ("a draft that may be anywhere", {"model_draft": "d"}, [], ["CUDA0", "CUDA1"]),
+)
 def test_what_else_is_there(words: dict[str, Any], limits: list[tuple[str, int]], priced: list[str]) -> None:
     asked = ask(gpus=GPUS, devices=["CUDA0"], **words)
     machine = machine_of(asked)
@@ -437,26 +419,25 @@ def test_a_list_of_margins_is_for_the_models_devices() -> None:
     assert [limit.margin for limit in limits_beside(asked, model(), machine, found)] == [1024 * MIB]
 
 
-POOLS: dict[str, tuple[dict[str, Any], list[tuple[str, int]], list[str]]] = {
+@named_cases(
     # pools with their MiB beyond the margin, devices
-    "a Mac": ({"gpus": "metal:64GiB"}, [("MTL0+host", 61440 - 1024)], ["MTL0"]),
-    "with another margin": ({"gpus": "metal:64GiB", "host_margin": 0}, [("MTL0+host", 61440)], ["MTL0"]),
-    "a card": ({"gpus": "24GiB"}, [], ["CUDA0"]),
-    "beside a card": (
+    ("a Mac", {"gpus": "metal:64GiB"}, [("MTL0+host", 61440 - 1024)], ["MTL0"]),
+    ("with another margin", {"gpus": "metal:64GiB", "host_margin": 0}, [("MTL0+host", 61440)], ["MTL0"]),
+    ("a card", {"gpus": "24GiB"}, [], ["CUDA0"]),
+    (
+        "beside a card",
         {"gpus": ["radeon-890m:32GiB", "24GiB"]},
         [("Vulkan0+host", 31457 - 1024)],
         ["CUDA0", "Vulkan0 at choice"],
     ),
-    "beside a card with a split": ({"gpus": ["radeon-890m:32GiB", "24GiB"], "tensor_split": [1]}, [], ["CUDA0"]),
-    "beside a card, and named": (
+    ("beside a card with a split", {"gpus": ["radeon-890m:32GiB", "24GiB"], "tensor_split": [1]}, [], ["CUDA0"]),
+    (
+        "beside a card, and named",
         {"gpus": ["radeon-890m:32GiB", "24GiB"], "devices": ["Vulkan0"]},
         [("Vulkan0+host", 31457 - 1024)],
         ["Vulkan0"],
     ),
-}
-
-
-@pytest.mark.parametrize(("words", "pools", "names"), POOLS.values(), ids=POOLS)
+)
 def test_memory_that_is_shared(words: dict[str, Any], pools: list[tuple[str, int]], names: list[str]) -> None:
     found = request(**words)
     assert [(pool.name, pool.target // MIB) for pool in found.pools] == pools
@@ -482,14 +463,11 @@ def test_servers_alone() -> None:
     assert "devices" in found.fixed
 
 
-@pytest.mark.parametrize(
-    ("of", "name", "is_movable"),
-    [
-        (model(), "blk.1.ffn_up.weight", True),
-        (model(), "blk.1.attn_q.weight", False),
-        (model(experts=True), "blk.1.ffn_up.weight", False),
-        (model(experts=True), "blk.1.ffn_up_exps.weight", True),
-    ],
+@cases(
+    (model(), "blk.1.ffn_up.weight", True),
+    (model(), "blk.1.attn_q.weight", False),
+    (model(experts=True), "blk.1.ffn_up.weight", False),
+    (model(experts=True), "blk.1.ffn_up_exps.weight", True),
 )
 def test_what_may_be_spilled(of: Model, name: str, is_movable: bool) -> None:
     found = request(of)

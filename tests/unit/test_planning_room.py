@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.placing.layer_sizes import Unit
 from fitter.planning.placing.placement import Placement
@@ -13,6 +11,7 @@ from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.request import SHARED_ROW
 from fitter.planning.search.compute_buffers import Buffers, LearnedCompute
 from fitter.planning.search.room import Room, cached_on, first_without_attention, off_by, room_left_by
+from tests.support.cases import named_cases
 from tests.support.synthetic import MIB, SyntheticModel, limits, request
 
 DEVICES, BOTH = limits(100, 80), ("CUDA0", "CUDA1")
@@ -34,21 +33,18 @@ WITHOUT_CACHE = (False, measured(40, 2), {"CUDA1": "nothing"})
 FIRST_ALONE = (False, measured(40, 10), {"CUDA0": "attention"})
 
 
-@pytest.mark.parametrize(
-    ("learned", "is_whole", "optimistic", "with_caches", "without"),
-    [
-        pytest.param([], True, False, (100, 80), (100, 80), id="nothing-known"),
-        pytest.param([WHOLE], True, False, (70, 60), (70, 60), id="whole"),
-        pytest.param([WHOLE], False, False, (70, 60), (70, 60), id="of-the-other-kind"),
-        pytest.param([WHOLE], False, True, (100, 80), (100, 80), id="of-the-other-kind-is-left-out"),
-        pytest.param([WHOLE, PART], False, False, (60, 70), (60, 70), id="each-kind-has-its-own"),
-        pytest.param([WHOLE, PART], True, False, (70, 60), (70, 60), id="and-so-has-the-other"),
-        pytest.param([WHOLE, PART_WITHOUT_CACHE], False, False, (60, 60), (60, 78), id="without-a-cache"),
-        pytest.param([WITHOUT_CACHE], False, False, (100, 78), (100, 78), id="a-cache-takes-no-less"),
-        pytest.param([WITHOUT_CACHE], False, True, (100, 78), (100, 78), id="nor-by-an-optimist"),
-        pytest.param([WHOLE, WITHOUT_CACHE], False, False, (70, 60), (70, 78), id="whole-takes-more"),
-        pytest.param([FIRST_ALONE], False, False, (60, 80), (60, 80), id="an-idle-device-teaches-nothing"),
-    ],
+@named_cases(
+    ("nothing-known", [], True, False, (100, 80), (100, 80)),
+    ("whole", [WHOLE], True, False, (70, 60), (70, 60)),
+    ("of-the-other-kind", [WHOLE], False, False, (70, 60), (70, 60)),
+    ("of-the-other-kind-is-left-out", [WHOLE], False, True, (100, 80), (100, 80)),
+    ("each-kind-has-its-own", [WHOLE, PART], False, False, (60, 70), (60, 70)),
+    ("and-so-has-the-other", [WHOLE, PART], True, False, (70, 60), (70, 60)),
+    ("without-a-cache", [WHOLE, PART_WITHOUT_CACHE], False, False, (60, 60), (60, 78)),
+    ("a-cache-takes-no-less", [WITHOUT_CACHE], False, False, (100, 78), (100, 78)),
+    ("nor-by-an-optimist", [WITHOUT_CACHE], False, True, (100, 78), (100, 78)),
+    ("whole-takes-more", [WHOLE, WITHOUT_CACHE], False, False, (70, 60), (70, 78)),
+    ("an-idle-device-teaches-nothing", [FIRST_ALONE], False, False, (60, 80), (60, 80)),
 )
 def test_room(
     learned: list[tuple[bool, Breakdown, dict[str, bool]]],
@@ -117,21 +113,18 @@ def test_what_is_taken_over_can_have_other_names_and_is_apart() -> None:
 TWO_POINTS, THREE_POINTS = {4096: 100, 8192: 200}, {1000: 10, 2000: 30, 4000: 40}
 
 
-@pytest.mark.parametrize(
-    ("points", "n_ctx", "expected"),
-    [
-        pytest.param({}, 4096, None, id="nothing-measured"),
-        pytest.param({4096: 100}, 9999, 100, id="one-point"),
-        pytest.param(TWO_POINTS, 8192, 200, id="as-measured"),
-        pytest.param(TWO_POINTS, 6144, 150, id="between"),
-        pytest.param(TWO_POINTS, 12288, 300, id="beyond"),
-        pytest.param(TWO_POINTS, 2048, 50, id="before"),
-        pytest.param({1000: 10, 2000: 300}, 500, 0, id="never-less-than-nothing"),
-        pytest.param(THREE_POINTS, 1500, 20, id="between-the-first-two"),
-        pytest.param(THREE_POINTS, 3000, 35, id="between-the-last-two"),
-        pytest.param(THREE_POINTS, 5000, 45, id="beyond-the-last-two"),
-        pytest.param(THREE_POINTS, 900, 8, id="before-the-first-two"),
-    ],
+@named_cases(
+    ("nothing-measured", {}, 4096, None),
+    ("one-point", {4096: 100}, 9999, 100),
+    ("as-measured", TWO_POINTS, 8192, 200),
+    ("between", TWO_POINTS, 6144, 150),
+    ("beyond", TWO_POINTS, 12288, 300),
+    ("before", TWO_POINTS, 2048, 50),
+    ("never-less-than-nothing", {1000: 10, 2000: 300}, 500, 0),
+    ("between-the-first-two", THREE_POINTS, 1500, 20),
+    ("between-the-last-two", THREE_POINTS, 3000, 35),
+    ("beyond-the-last-two", THREE_POINTS, 5000, 45),
+    ("before-the-first-two", THREE_POINTS, 900, 8),
 )
 def test_compute_buffers_are_on_a_line(points: dict[int, int], n_ctx: int, expected: int | None) -> None:
     learned = LearnedCompute()
@@ -170,33 +163,27 @@ def hybrid(*kinds: Unit) -> tuple[Unit, ...]:
 HYBRID = hybrid(STATE, KV, NEITHER, STATE, NEITHER, STATE, NEITHER)
 
 
-@pytest.mark.parametrize(
-    ("units", "placement", "cached"),
-    [
-        pytest.param(UNITS, Placement(0, (2, 1)), ["attention", "nothing"], id="caches of attention"),
-        pytest.param(UNITS, Placement(2, (1, 0)), ["nothing", "nothing"], id="the output alone"),
-        pytest.param(HYBRID, Placement(1, (3, 3)), ["attention", "states"], id="states behind attention of a device"),
-        pytest.param(HYBRID, Placement(2, (5,)), ["attention"], id="the first state behind attention of the host"),
-        pytest.param(HYBRID, Placement(3, (4,)), ["attention"], id="as first layer too"),
-        pytest.param(HYBRID, Placement(4, (3,)), ["states"], id="the second state"),
-        pytest.param(HYBRID, Placement(2, (1, 4)), ["nothing", "attention"], id="behind a device without caches"),
-        pytest.param(HYBRID, Placement(2, (2, 3)), ["attention", "states"], id="only one device computes it"),
-        pytest.param(HYBRID, Placement(7, (0,)), ["nothing"], id="all on the host"),
-        pytest.param(hybrid(STATE, STATE), Placement(1, (1,)), ["states"], id="no attention at all"),
-    ],
+@named_cases(
+    ("caches of attention", UNITS, Placement(0, (2, 1)), ["attention", "nothing"]),
+    ("the output alone", UNITS, Placement(2, (1, 0)), ["nothing", "nothing"]),
+    ("states behind attention of a device", HYBRID, Placement(1, (3, 3)), ["attention", "states"]),
+    ("the first state behind attention of the host", HYBRID, Placement(2, (5,)), ["attention"]),
+    ("as first layer too", HYBRID, Placement(3, (4,)), ["attention"]),
+    ("the second state", HYBRID, Placement(4, (3,)), ["states"]),
+    ("behind a device without caches", HYBRID, Placement(2, (1, 4)), ["nothing", "attention"]),
+    ("only one device computes it", HYBRID, Placement(2, (2, 3)), ["attention", "states"]),
+    ("all on the host", HYBRID, Placement(7, (0,)), ["nothing"]),
+    ("no attention at all", hybrid(STATE, STATE), Placement(1, (1,)), ["states"]),
 )
 def test_caches_that_a_device_computes_with(units: tuple[Unit, ...], placement: Placement, cached: list[str]) -> None:
     assert cached_on(units, placement) == cached
 
 
-@pytest.mark.parametrize(
-    ("units", "first"),
-    [
-        pytest.param(UNITS, 2, id="attention in every layer"),
-        pytest.param(HYBRID, 4, id="behind the state that follows attention"),
-        pytest.param(hybrid(STATE, KV, NEITHER), 2, id="attention last"),
-        pytest.param(hybrid(STATE, STATE), 1, id="no attention"),
-    ],
+@named_cases(
+    ("attention in every layer", UNITS, 2),
+    ("behind the state that follows attention", HYBRID, 4),
+    ("attention last", hybrid(STATE, KV, NEITHER), 2),
+    ("no attention", hybrid(STATE, STATE), 1),
 )
 def test_the_first_layer_without_attention(units: tuple[Unit, ...], first: int) -> None:
     assert first_without_attention(units) == first
@@ -218,13 +205,10 @@ def test_room_with_states_is_a_guess_until_it_is_measured() -> None:
         assert room == Room(*(tuple(mib * MIB for mib in mibs) for mibs in expected))
 
 
-@pytest.mark.parametrize(
-    ("placement", "expected"),
-    [
-        pytest.param(Placement(0, (2, 1)), ((70, 1), (70, 1), (70, 60)), id="a-cache-on-the-first"),
-        pytest.param(Placement(0, (3, 0)), ((70, 1), (70, 1), (70, 2)), id="an-idle-one-keeps-its-room"),
-        pytest.param(Placement(2, (1, 0)), ((1, 1), (1, 1), (70, 2)), id="no-cache-at-all"),
-    ],
+@named_cases(
+    ("a-cache-on-the-first", Placement(0, (2, 1)), ((70, 1), (70, 1), (70, 60))),
+    ("an-idle-one-keeps-its-room", Placement(0, (3, 0)), ((70, 1), (70, 1), (70, 2))),
+    ("no-cache-at-all", Placement(2, (1, 0)), ((1, 1), (1, 1), (70, 2))),
 )
 def test_room_left_by_a_trial(placement: Placement, expected: tuple[tuple[int, int], ...]) -> None:
     room = Room((1 * MIB, 1 * MIB), (1 * MIB, 1 * MIB), (2 * MIB, 2 * MIB))
@@ -256,7 +240,7 @@ def test_room_of_a_placement_is_by_where_its_caches_are() -> None:
     assert replace(room, without=(60, 50)).of(UNITS, Placement(0, (2, 1))) == [60, 50]
 
 
-@pytest.mark.parametrize(("used", "missing"), [(0, ()), (1, (("CUDA1", 10 * MIB + 1),))], ids=["nothing", "a byte"])
+@named_cases(("nothing", 0, ()), ("a byte", 1, (("CUDA1", 10 * MIB + 1),)))
 def test_a_device_answers_for_what_is_on_it(used: int, missing: tuple[tuple[str, int], ...]) -> None:
     devices = (DEVICES[0], replace(DEVICES[1], free=0, margin=10 * MIB))
     rows = (Row("CUDA0", "CUDA0", False, 100 * MIB, 0, 0), Row("CUDA1", "CUDA1", False, 0, 0, used))

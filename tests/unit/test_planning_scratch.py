@@ -6,8 +6,6 @@ import csv
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.request.request import Request
@@ -15,6 +13,7 @@ from fitter.planning.search import scratch
 from fitter.planning.search.best_plan import fit
 from fitter.planning.search.load_reserve import reserve_for
 from fitter.planning.speed.model_facts import LayerFacts, ModelFacts
+from tests.support.cases import cases, named_cases
 from tests.support.real_cards import DATA
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, load_calls, priced, request
 
@@ -38,26 +37,8 @@ HEADS = facts(LayerFacts((), n_head=0), LayerFacts((), n_head=32))
 WINDOWED = facts(LayerFacts((), n_head=16), LayerFacts((), n_head=40, is_windowed=True), window=1000)
 MANY = Params(n_seq_max=4)
 
-RULES: dict[str, tuple[Request, Params, Breakdown, dict[str, int]]] = {
-    "all cells": (asked(HEADS), Params(), measured(4096), {"CUDA0": 4096 * 512 * 32 * 2}),
-    "a card of AMD's": (asked(HEADS, "ROCm0"), Params(), measured(4096), {"CUDA0": 4096 * 512 * 32 * 2}),
-    "a larger micro batch": (asked(HEADS), Params(n_ubatch=2048), measured(4096), {"CUDA0": 4096 * 2048 * 32 * 2}),
-    "a small batch": (asked(HEADS), Params(n_batch=64), measured(4096), {"CUDA0": 4096 * 64 * 32 * 2}),
-    "a cache for each sequence": (asked(HEADS), MANY, measured(4096), {"CUDA0": 1024 * 512 * 32 * 2}),
-    "one for all": (asked(HEADS), replace(MANY, kv_unified=True), measured(4096), {"CUDA0": 4096 * 512 * 32 * 2}),
-    "short windows": (asked(WINDOWED), Params(), measured(8192), {"CUDA0": 8192 * 512 * 16 * 2}),
-    "windows of more heads": (asked(WINDOWED), Params(), measured(2048), {"CUDA0": 1512 * 512 * 40 * 2}),
-    "windows kept whole": (asked(WINDOWED), Params(swa_full=True), measured(8192), {"CUDA0": 8192 * 512 * 40 * 2}),
-    "flash attention": (asked(HEADS), Params(), measured(4096, True), {}),
-    "it is not known": (asked(HEADS), Params(), measured(4096, None), {}),
-    "values of 32 bits": (asked(HEADS), Params(type_v="f32"), measured(4096), {}),
-    "another backend": (asked(HEADS, "Vulkan0"), Params(), measured(4096), {}),
-    "the cache is elsewhere": (asked(HEADS), Params(), measured(4096, context=0), {}),
-    "no attention": (asked(facts(LayerFacts(()))), Params(), measured(4096), {"CUDA0": 0}),
-}
 
-
-@pytest.mark.parametrize("more", [0, 1], ids=["the margin holds it", "a byte more"])
+@named_cases(("the margin holds it", 0), ("a byte more", 1))
 def test_a_search_counts_what_a_margin_does_not_hold(more: int) -> None:
     breakdown = measured(4096)
     (size,) = scratch.scores_of(asked(HEADS), Params(), breakdown).values()
@@ -68,12 +49,28 @@ def test_a_search_counts_what_a_margin_does_not_hold(more: int) -> None:
     assert (counted == breakdown) is (more == 0)
 
 
-@pytest.mark.parametrize(("wanted", "params", "breakdown", "expected"), RULES.values(), ids=RULES)
+@named_cases(
+    ("all cells", asked(HEADS), Params(), measured(4096), {"CUDA0": 4096 * 512 * 32 * 2}),
+    ("a card of AMD's", asked(HEADS, "ROCm0"), Params(), measured(4096), {"CUDA0": 4096 * 512 * 32 * 2}),
+    ("a larger micro batch", asked(HEADS), Params(n_ubatch=2048), measured(4096), {"CUDA0": 4096 * 2048 * 32 * 2}),
+    ("a small batch", asked(HEADS), Params(n_batch=64), measured(4096), {"CUDA0": 4096 * 64 * 32 * 2}),
+    ("a cache for each sequence", asked(HEADS), MANY, measured(4096), {"CUDA0": 1024 * 512 * 32 * 2}),
+    ("one for all", asked(HEADS), replace(MANY, kv_unified=True), measured(4096), {"CUDA0": 4096 * 512 * 32 * 2}),
+    ("short windows", asked(WINDOWED), Params(), measured(8192), {"CUDA0": 8192 * 512 * 16 * 2}),
+    ("windows of more heads", asked(WINDOWED), Params(), measured(2048), {"CUDA0": 1512 * 512 * 40 * 2}),
+    ("windows kept whole", asked(WINDOWED), Params(swa_full=True), measured(8192), {"CUDA0": 8192 * 512 * 40 * 2}),
+    ("flash attention", asked(HEADS), Params(), measured(4096, True), {}),
+    ("it is not known", asked(HEADS), Params(), measured(4096, None), {}),
+    ("values of 32 bits", asked(HEADS), Params(type_v="f32"), measured(4096), {}),
+    ("another backend", asked(HEADS, "Vulkan0"), Params(), measured(4096), {}),
+    ("the cache is elsewhere", asked(HEADS), Params(), measured(4096, context=0), {}),
+    ("no attention", asked(facts(LayerFacts(()))), Params(), measured(4096), {"CUDA0": 0}),
+)
 def test_the_rule(wanted: Request, params: Params, breakdown: Breakdown, expected: dict[str, int]) -> None:
     assert scratch.scores_of(wanted, params, breakdown) == expected
 
 
-@pytest.mark.parametrize(("free", "is_short"), [(1 + 1 + 7 * MIB, False), (1 + 1 + 7 * MIB - 1, True)])
+@cases((1 + 1 + 7 * MIB, False), (1 + 1 + 7 * MIB - 1, True))
 def test_it_adds_to_what_a_real_load_takes_more(free: int, is_short: bool) -> None:
     wanted = asked(HEADS)
     (device,) = wanted.devices

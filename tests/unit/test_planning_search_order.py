@@ -17,6 +17,7 @@ from fitter.planning.placing.host_flags import merge_overrides
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search.search_order import search
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import CARD, DENSE, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 from tests.support.synthetic import MOE_AFTER_DENSE as MOE
 
@@ -38,7 +39,7 @@ def test_everything_fits_with_one_load() -> None:
     assert len(llama.asked) == 1 and llama.records == 0
 
 
-@pytest.mark.parametrize("mib", [1400, 1500, 1800, 2000])
+@cases(1400, 1500, 1800, 2000)
 def test_context_shrinks_before_layers_leave(mib: int) -> None:
     trial, llama = run(DENSE, limits(mib))
     assert trial.fits and trial.weights == total(DENSE)
@@ -95,11 +96,7 @@ def test_no_device_is_large_enough() -> None:
     assert trial.fits and trial.params.devices == () and trial.weights == 0
 
 
-@pytest.mark.parametrize(
-    ("host_mib", "fits"),
-    [pytest.param(1250, False, id="weights-too-large"), pytest.param(1400, True, id="smaller-context"),
-     pytest.param(3000, True, id="everything")],
-)  # fmt: skip
+@named_cases(("weights-too-large", 1250, False), ("smaller-context", 1400, True), ("everything", 3000, True))
 def test_without_devices_the_host_is_the_limit(host_mib: int, fits: bool) -> None:
     trial, _ = run(DENSE, (), host_mib=host_mib)
     assert trial.fits is fits
@@ -119,22 +116,21 @@ def test_paging_lets_weights_exceed_the_host() -> None:
     assert run(MOE, limits(2500), host_mib=500, paging=True)[0].fits
 
 
-@pytest.mark.parametrize(
-    ("params", "fixed", "model"),
-    [
-        pytest.param(Params(n_gpu_layers=3), ("n_gpu_layers",), DENSE, id="ngl"),
-        pytest.param(Params(n_gpu_layers=99), ("n_gpu_layers",), DENSE, id="ngl-more-than-layers"),
-        pytest.param(Params(n_gpu_layers=0), ("n_gpu_layers",), DENSE, id="ngl-0"),
-        pytest.param(Params(n_gpu_layers=99), ("n_gpu_layers",), MOE, id="ngl-moe"),
-        pytest.param(Params(tensor_split=(3.0, 1.0)), ("tensor_split",), DENSE, id="ts"),
-        pytest.param(Params(tensor_split=(1.0, 1.0)), ("tensor_split",), MOE, id="ts-moe"),
-        pytest.param(Params(n_ctx=20000), ("n_ctx",), MOE, id="ctx"),
-        pytest.param(
-            Params(n_gpu_layers=99, tensor_split=(1.0, 2.0), n_ctx=5000), ("n_gpu_layers", "tensor_split", "n_ctx"),
-            MOE, id="all-three",
-        ),
-    ],
-)  # fmt: skip
+@named_cases(
+    ("ngl", Params(n_gpu_layers=3), ("n_gpu_layers",), DENSE),
+    ("ngl-more-than-layers", Params(n_gpu_layers=99), ("n_gpu_layers",), DENSE),
+    ("ngl-0", Params(n_gpu_layers=0), ("n_gpu_layers",), DENSE),
+    ("ngl-moe", Params(n_gpu_layers=99), ("n_gpu_layers",), MOE),
+    ("ts", Params(tensor_split=(3.0, 1.0)), ("tensor_split",), DENSE),
+    ("ts-moe", Params(tensor_split=(1.0, 1.0)), ("tensor_split",), MOE),
+    ("ctx", Params(n_ctx=20000), ("n_ctx",), MOE),
+    (
+        "all-three",
+        Params(n_gpu_layers=99, tensor_split=(1.0, 2.0), n_ctx=5000),
+        ("n_gpu_layers", "tensor_split", "n_ctx"),
+        MOE,
+    ),
+)
 def test_what_the_user_set_is_kept(params: Params, fixed: tuple[str, ...], model: SyntheticModel) -> None:
     trial, _ = run(model, limits(1500, 1400), params=params, fixed=fixed)
     assert trial.fits
@@ -156,15 +152,12 @@ def test_overrides_with_one_target_become_one_pattern_beside_a_flag() -> None:
     assert trial.fits and joined.pattern == "attn_q|blk.1.ffn" and "_(ch|)exps" in flag.pattern
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        pytest.param("a=CPU b=CPU", "a|b=CPU", id="same-target"),
-        pytest.param("a=CPU b=CUDA0 c=CPU", "a=CPU b=CUDA0 c=CPU", id="order-decides"),
-        pytest.param(r"(a)\1=CPU b=CPU", r"(a)\1=CPU b=CPU", id="back-reference"),
-        pytest.param("a=CPU", "a=CPU", id="one"),
-        pytest.param("", "", id="none"),
-    ],
+@named_cases(
+    ("same-target", "a=CPU b=CPU", "a|b=CPU"),
+    ("order-decides", "a=CPU b=CUDA0 c=CPU", "a=CPU b=CUDA0 c=CPU"),
+    ("back-reference", r"(a)\1=CPU b=CPU", r"(a)\1=CPU b=CPU"),
+    ("one", "a=CPU", "a=CPU"),
+    ("none", "", ""),
 )
 def test_merged(given: str, expected: str) -> None:
     assert merge_overrides(parse_overrides(given.split())) == parse_overrides(expected.split())
@@ -292,10 +285,7 @@ def test_a_device_that_an_override_needs_takes_part() -> None:
     assert "CUDA1" in (trial.params.devices or ())
 
 
-@pytest.mark.parametrize(
-    ("limits_", "n_ctx"),
-    [pytest.param({}, 32768, id="none"), pytest.param({"CUDA0": 8192}, 32768, id="one-that-another-has-not")],
-)
+@named_cases(("none", {}, 32768), ("one-that-another-has-not", {"CUDA0": 8192}, 32768))
 def test_a_device_that_takes_little_context_is_left_out_for_more(limits_: dict[str, int], n_ctx: int) -> None:
     devices = limits(4000, 4000)
     llama = SyntheticLlama(DENSE, devices)
@@ -320,13 +310,10 @@ class Late(SyntheticLlama):
         return super().measure(params)
 
 
-@pytest.mark.parametrize(
-    ("model", "mib", "speeds"),
-    [
-        pytest.param(DENSE, (300, 500, 1500), (CARD, CARD, SLOW_CARD), id="less-context-on-fewer-cards"),
-        pytest.param(MOE, (200, 1500, 700, 1500), (CARD, SLOW_CARD, CARD, CARD), id="slower-on-fewer-cards"),
-        pytest.param(DENSE, (500, 300, 500), (CARD, SLOW_CARD, SLOW_CARD), id="layers-on-the-host"),
-    ],
+@named_cases(
+    ("less-context-on-fewer-cards", DENSE, (300, 500, 1500), (CARD, CARD, SLOW_CARD)),
+    ("slower-on-fewer-cards", MOE, (200, 1500, 700, 1500), (CARD, SLOW_CARD, CARD, CARD)),
+    ("layers-on-the-host", DENSE, (500, 300, 500), (CARD, SLOW_CARD, SLOW_CARD)),
 )
 def test_a_later_time_limit_never_gives_a_worse_plan(
     model: SyntheticModel, mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...]

@@ -14,6 +14,7 @@ from fitter.planning.request.request import SHARED_ROW, DeviceLimit
 from fitter.planning.search import proposals
 from fitter.planning.search.proposals import Situation
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
+from tests.support.cases import named_cases
 from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
@@ -48,7 +49,7 @@ def test_a_placement_is_measured_once_and_the_one_that_lacks_least_is_remembered
     assert not trials[0].fits and trials[1].fits and found.least is trials[1]
 
 
-@pytest.mark.parametrize("is_priced", [True, False], ids=["priced", "not-priced"])
+@named_cases(("priced", True), ("not-priced", False))
 def test_there_is_no_price_before_anything_is_recorded(is_priced: bool) -> None:
     found, _ = known(is_priced=is_priced)
     assert found.trial(Placement(0, (9, 0)), 4096).seconds is None and not found.can_price
@@ -75,15 +76,7 @@ def test_other_devices_know_the_sizes_and_not_the_buffers() -> None:
     assert other.with_buffers_of(found).buffers.knows_any
 
 
-@pytest.mark.parametrize(
-    "devices",
-    [
-        pytest.param(TWO, id="the-same"),
-        pytest.param(TWO[::-1], id="another-one-is-first"),
-        pytest.param(TWO[:1], id="one-of-them"),
-        pytest.param((), id="none"),
-    ],
-)
+@named_cases(("the-same", TWO), ("another-one-is-first", TWO[::-1]), ("one-of-them", TWO[:1]), ("none", ()))
 def test_what_the_first_device_has_goes_with_its_place(devices: tuple[DeviceLimit, ...]) -> None:
     found, _ = known()
     measured = found.trial(Placement(0, (5, 4)), 4096).breakdown
@@ -168,13 +161,10 @@ def test_sizes_are_recorded_without_the_users_overrides() -> None:
     assert asked == [Params(n_ctx=4096, n_batch=1024)]
 
 
-@pytest.mark.parametrize(
-    ("placements", "least"),
-    [
-        pytest.param([Placement(8, (0, 1)), Placement(0, (0, 9))], 1, id="a-guess-gives-way"),
-        pytest.param([Placement(0, (0, 9)), Placement(0, (1, 8))], 1, id="lacks-less"),
-        pytest.param([Placement(0, (1, 8)), Placement(0, (0, 9))], 0, id="lacks-more"),
-    ],
+@named_cases(
+    ("a-guess-gives-way", [Placement(8, (0, 1)), Placement(0, (0, 9))], 1),
+    ("lacks-less", [Placement(0, (0, 9)), Placement(0, (1, 8))], 1),
+    ("lacks-more", [Placement(0, (1, 8)), Placement(0, (0, 9))], 0),
 )
 def test_the_trial_that_lacks_least(placements: list[Placement], least: int) -> None:
     found, _ = known()
@@ -199,10 +189,7 @@ class Late(SyntheticLlama):
         return super().measure(params)
 
 
-@pytest.mark.parametrize(
-    ("first", "expected"),
-    [pytest.param((9, 0), CutShort, id="something-fits"), pytest.param((0, 9), TimeLimitError, id="nothing-does")],
-)
+@named_cases(("something-fits", (9, 0), CutShort), ("nothing-does", (0, 9), TimeLimitError))
 def test_a_time_limit_ends_with_what_fits(first: tuple[int, int], expected: type[Exception]) -> None:
     llama = Late(MODEL, TWO)
     found = SearchState(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
@@ -222,7 +209,7 @@ class Limited(SyntheticLlama):
         return super().measure(params)
 
 
-@pytest.mark.parametrize("contexts", [(32768, 8192), (8192, 32768)], ids=["the-first", "the-second"])
+@named_cases(("the-first", (32768, 8192)), ("the-second", (8192, 32768)))
 def test_a_time_limit_ends_with_the_best_that_fits(contexts: tuple[int, int]) -> None:
     llama = Limited(MODEL, TWO)
     found = SearchState(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
@@ -254,14 +241,11 @@ class Deciding(SyntheticLlama):
         return replace(super().measure(params), flash_attn=params.flash_attn == "on")
 
 
-@pytest.mark.parametrize(
-    ("word", "counts", "lost"),
-    [
-        pytest.param("auto", (0, 9), True, id="auto-and-it-does-not-fit"),
-        pytest.param("auto", (9, 0), False, id="auto-and-it-fits"),
-        pytest.param("off", (0, 9), False, id="as-the-user-says"),
-        pytest.param("on", (0, 9), False, id="it-is-on"),
-    ],
+@named_cases(
+    ("auto-and-it-does-not-fit", "auto", (0, 9), True),
+    ("auto-and-it-fits", "auto", (9, 0), False),
+    ("as-the-user-says", "off", (0, 9), False),
+    ("it-is-on", "on", (0, 9), False),
 )
 def test_flash_attention_that_was_lost(word: str, counts: tuple[int, int], lost: bool) -> None:
     llama = Deciding(MODEL, TWO)

@@ -21,6 +21,7 @@ from fitter.programs.later import Later
 from fitter.programs.prompts import Fed
 from fitter.programs.resident import Resident
 from fitter.programs.server_log import Buffer, CachedPrompt, CacheState, Checkpoint, ExpertLookups, Figure, Kind, Said
+from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, make_plan
 
 CACHE = 8 * GIB
@@ -176,18 +177,15 @@ def test_what_a_real_load_reserves_on_the_host_counts() -> None:
     assert server_use(plan, SERVER, Said(LOADED), FED, None, Sizes()).counted == PLAN.host.compute + 5
 
 
-@pytest.mark.parametrize(
-    ("real", "predicted", "most", "more"),
-    [
-        (100, 100, 200, 0),
-        (110, 100, 200, 0),
-        (111, 100, 200, 1),
-        (211, None, 200, 1),
-        (210, None, 200, 0),
-        (50, 100, 200, 0),
-        (5000, None, None, 0),
-        (None, 100, 200, 0),
-    ],
+@cases(
+    (100, 100, 200, 0),
+    (110, 100, 200, 0),
+    (111, 100, 200, 1),
+    (211, None, 200, 1),
+    (210, None, 200, 0),
+    (50, 100, 200, 0),
+    (5000, None, None, 0),
+    (None, 100, 200, 0),
 )
 def test_more_than_planned(real: int | None, predicted: int | None, most: int | None, more: int) -> None:
     assert LaterUse("prompt", 1, 5, predicted, real, 10, most).more == more
@@ -284,16 +282,13 @@ def readings(*used: int, device: str = "CUDA0") -> list[Reading]:
     return [Reading(answered, float(answered), {device: size}) for answered, size in enumerate(used)]
 
 
-GROWN: dict[str, tuple[list[Reading], int, MemoryGrowth]] = {
-    "with every prompt": (readings(100, 108, 116, 124, 132), 132, MemoryGrowth("CUDA0", 16, 16, 2, 0, 3.0)),
-    "with the first prompt": (readings(100, 150, 150, 150, 150), 150, MemoryGrowth("CUDA0", 50, 0, 2, 0, 3.0)),
-    "over time": (readings(100, 100, 100), 106, MemoryGrowth("CUDA0", 0, 0, 1, 6, 3.0)),
-    "with one prompt": (readings(100, 110), 110, MemoryGrowth("CUDA0", 10, 0, 0, 0, 3.0)),
-    "less": (readings(100, 90, 80), 80, MemoryGrowth("CUDA0", -10, -10, 1, 0, 3.0)),
-}
-
-
-@pytest.mark.parametrize(("found", "after", "expected"), GROWN.values(), ids=GROWN)
+@named_cases(
+    ("with every prompt", readings(100, 108, 116, 124, 132), 132, MemoryGrowth("CUDA0", 16, 16, 2, 0, 3.0)),
+    ("with the first prompt", readings(100, 150, 150, 150, 150), 150, MemoryGrowth("CUDA0", 50, 0, 2, 0, 3.0)),
+    ("over time", readings(100, 100, 100), 106, MemoryGrowth("CUDA0", 0, 0, 1, 6, 3.0)),
+    ("with one prompt", readings(100, 110), 110, MemoryGrowth("CUDA0", 10, 0, 0, 0, 3.0)),
+    ("less", readings(100, 90, 80), 80, MemoryGrowth("CUDA0", -10, -10, 1, 0, 3.0)),
+)
 def test_what_grows_by_prompts_and_over_time(found: list[Reading], after: int, expected: MemoryGrowth) -> None:
     last = found[-1]
     assert growth_of(found, Reading(last.answered, last.at + 3.0, {"CUDA0": after})) == (expected,)
@@ -334,7 +329,7 @@ VERDICTS: dict[str, tuple[Verification, bool, str]] = {
 }
 
 
-@pytest.mark.parametrize(("found", "holds", "verdict"), VERDICTS.values(), ids=VERDICTS)
+@cases(VERDICTS)
 def test_the_verdict(found: Verification, holds: bool, verdict: str) -> None:
     assert found.holds is holds
     assert shown(found)[-1] == verdict

@@ -9,6 +9,7 @@ import pytest
 from fitter.errors import UsageError
 from fitter.planning.request.session import Session, named, session_of
 from fitter.programs.request_log import ServedRequest, requests_in
+from tests.support.cases import named_cases
 
 NEW = """\
 I slot launch_slot_: id  1 | task 0 | processing task, is_child = 0
@@ -28,40 +29,37 @@ prompt eval time =     100.00 ms /    25 tokens (    4.00 ms per token,   250.00
 slot      release: id  0 | task 7 | stop processing: n_past = 34, truncated = 0
 """
 
-WRITTEN = {
-    "a name": ("chat", None, named()["chat"]),
-    "a name, with a number of its own": ("agent,turns=5", None, Session(50000, 380, 0.968, 5, 1, 3.0)),
-    "numbers": (
+
+@named_cases(
+    ("a name", "chat", None, named()["chat"]),
+    ("a name, with a number of its own", "agent,turns=5", None, Session(50000, 380, 0.968, 5, 1, 3.0)),
+    (
+        "numbers",
         "prompt=12k,reused=90%,answer=300,turns=20,users=4,gap=2.5s",
         None,
         Session(12288, 300, 0.9, 20, 4, 2.5),
     ),
-    "a share": ("reused=0.5", None, Session(reused=0.5)),
-    "users of the option win": ("batch,users=3", 5, Session(1024, 256, users=5)),
-    "users alone": (None, 5, Session(users=5)),
-    "nothing": (None, None, None),
-}
-
-REFUSED = {
-    "an unknown name": ("agnt", "neither a log of llama-server nor one of chat, agent, rag, batch"),
-    "an unknown key": ("prompt=12,foo=3", "no 'foo': choose from prompt, answer"),
-    "a key twice": ("users=2,users=3", "users twice"),
-    "no prompt": ("prompt=0", "prompt of --workload is 0: give 1 or more"),
-    "too many users": ("users=1025", "give 1 to 1024"),
-    "all reused": ("reused=100%", "give a share below 1"),
-    "a share below 0": ("reused=-0.1", "give a share below 1"),
-    "no share": ("reused=much", "give a share below 1"),
-    "no time": ("gap=long", "give seconds"),
-    "no number": ("turns=x", "'x' is not a whole number"),
-}
-
-
-@pytest.mark.parametrize(("text", "users", "expected"), WRITTEN.values(), ids=WRITTEN)
+    ("a share", "reused=0.5", None, Session(reused=0.5)),
+    ("users of the option win", "batch,users=3", 5, Session(1024, 256, users=5)),
+    ("users alone", None, 5, Session(users=5)),
+    ("nothing", None, None, None),
+)
 def test_written_work(text: str | None, users: int | None, expected: Session | None) -> None:
     assert session_of(text, users) == expected
 
 
-@pytest.mark.parametrize(("text", "why"), REFUSED.values(), ids=REFUSED)
+@named_cases(
+    ("an unknown name", "agnt", "neither a log of llama-server nor one of chat, agent, rag, batch"),
+    ("an unknown key", "prompt=12,foo=3", "no 'foo': choose from prompt, answer"),
+    ("a key twice", "users=2,users=3", "users twice"),
+    ("no prompt", "prompt=0", "prompt of --workload is 0: give 1 or more"),
+    ("too many users", "users=1025", "give 1 to 1024"),
+    ("all reused", "reused=100%", "give a share below 1"),
+    ("a share below 0", "reused=-0.1", "give a share below 1"),
+    ("no share", "reused=much", "give a share below 1"),
+    ("no time", "gap=long", "give seconds"),
+    ("no number", "turns=x", "'x' is not a whole number"),
+)
 def test_work_that_is_refused(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         session_of(text, None)
@@ -86,13 +84,10 @@ def test_a_conversation_that_was_cut_begins_with_what_is_new() -> None:
     assert Session(1000, 100, 0.9, 1000).computed() == pytest.approx(100)
 
 
-@pytest.mark.parametrize(
-    ("log", "expected"),
-    [
-        pytest.param(NEW, [ServedRequest(300, 0, 20), ServedRequest(370, 319, 20)], id="b10434 and newer"),
-        pytest.param(OLD, [ServedRequest(25, 0, 10)], id="older"),
-        pytest.param("stop processing: n_tokens = 12, truncated = 0\n", [], id="a request without its times"),
-    ],
+@named_cases(
+    ("b10434 and newer", NEW, [ServedRequest(300, 0, 20), ServedRequest(370, 319, 20)]),
+    ("older", OLD, [ServedRequest(25, 0, 10)]),
+    ("a request without its times", "stop processing: n_tokens = 12, truncated = 0\n", []),
 )
 def test_requests_of_a_log(log: str, expected: list[ServedRequest]) -> None:
     assert list(requests_in(log.encode().splitlines())) == expected

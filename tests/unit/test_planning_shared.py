@@ -30,6 +30,7 @@ from fitter.planning.request.shared import (
 )
 from fitter.planning.request.summary import SharedUse
 from fitter.planning.search.best_plan import fit
+from tests.support.cases import cases, named_cases
 from tests.support.plans import shared_use
 from tests.support.synthetic import (
     CARD,
@@ -217,9 +218,7 @@ def test_a_later_resort_is_not_asked_about_where_it_is_not_needed() -> None:
     assert {params.devices for params in draft.asked} == {("CUDA0",), ("CUDA1",)}
 
 
-@pytest.mark.parametrize(
-    ("weights", "place"), [(100, "CUDA0"), (2000, None)], ids=["room on a device", "more than the device has"]
-)
+@named_cases(("room on a device", 100, "CUDA0"), ("more than the device has", 2000, None))
 def test_the_host_is_the_last_resort(weights: int, place: str | None) -> None:
     draft = SyntheticDraft(weights * MIB)
     devices = limits(1500)
@@ -255,7 +254,7 @@ def test_a_draft_model_that_no_place_has_room_for(mib: tuple[int, ...]) -> None:
     assert [(problem.device, problem.missing) for problem in plan.problems] == [(larger, lacks)]
 
 
-@pytest.mark.parametrize(("fixed", "is_asked"), [((), True), (("n_ctx",), False)], ids=["open", "the users context"])
+@named_cases(("open", (), True), ("the users context", ("n_ctx",), False))
 def test_a_wider_context_is_only_tried_where_it_is_open(fixed: tuple[str, ...], is_asked: bool) -> None:
     devices = limits(1000, 1000, 1000)
     draft = SyntheticDraft(cache=32 * 1024)
@@ -290,7 +289,7 @@ def test_reserved_memory_alone_needs_no_margin() -> None:
     assert plan.fits and plan.devices[1].used == 90 * MIB
 
 
-@pytest.mark.parametrize(("free", "fits"), [(440, True), (100, False)])
+@cases((440, True), (100, False))
 def test_shared_memory_on_the_host_is_the_hosts(free: int, fits: bool) -> None:
     plan = plan_of(DENSE, limits(8000), Companions((shared_use(host=300),)), host_mib=free)
     assert plan.fits is fits and plan.host.shared == 300 * MIB
@@ -335,20 +334,17 @@ def test_what_is_the_main_models_alone_is_not_the_draft_models() -> None:
     assert draft("CUDA1").params(main) == draft("CUDA1").params(MAIN)
 
 
-@pytest.mark.parametrize(("n_gpu_layers", "said"), [(-1, "all"), (0, "0"), (1, "1"), (20, "20")])
+@cases((-1, "all"), (0, "0"), (1, "1"), (20, "20"))
 def test_the_layers_of_a_draft_model(n_gpu_layers: int, said: str) -> None:
     words = draft("CUDA1", n_gpu_layers=n_gpu_layers).arguments(MAIN)
     assert words[words.index("-ngld") + 1] == said
 
 
-@pytest.mark.parametrize(
-    ("fixed", "allow", "n_ctx", "expected"),
-    [
-        pytest.param((), (), 20000, 4096, id="a-fitted-context-begins-small"),
-        pytest.param(("n_ctx",), (), 20000, 20000, id="the-users"),
-        pytest.param(("n_ctx",), ("context",), 20000, 4096, id="the-users-that-may-shrink"),
-        pytest.param(("n_ctx",), ("context",), 2000, 2000, id="the-users-that-is-small"),
-    ],
+@named_cases(
+    ("a-fitted-context-begins-small", (), (), 20000, 4096),
+    ("the-users", ("n_ctx",), (), 20000, 20000),
+    ("the-users-that-may-shrink", ("n_ctx",), ("context",), 20000, 4096),
+    ("the-users-that-is-small", ("n_ctx",), ("context",), 2000, 2000),
 )
 def test_the_context_at_which_a_draft_model_is_known(
     fixed: tuple[str, ...], allow: tuple[str, ...], n_ctx: int, expected: int
@@ -372,17 +368,14 @@ def test_what_has_one_place_is_known_before() -> None:
     ]
 
 
-LOWERED = {
+@named_cases(
     # of a device with 100 MiB and a margin of 10, what is taken, and what is left with which margin
-    "nothing": (0, 100, 10),
-    "a part": (30, 70, 10),
-    "a part of the margin": (95, 5, 10),
-    "all": (100, 0, 10),
-    "more than all": (120, 0, 30),
-}
-
-
-@pytest.mark.parametrize(("size", "free", "margin"), LOWERED.values(), ids=LOWERED)
+    ("nothing", 0, 100, 10),
+    ("a part", 30, 70, 10),
+    ("a part of the margin", 95, 5, 10),
+    ("all", 100, 0, 10),
+    ("more than all", 120, 0, 30),
+)
 def test_what_is_left_for_the_model(size: int, free: int, margin: int) -> None:
     devices = limits(100, 100, 100, margin=10)
     asked = request(DENSE, devices[:2], host_mib=500)
@@ -400,15 +393,12 @@ def test_what_is_left_for_the_model(size: int, free: int, margin: int) -> None:
     assert lowered(replace(asked, host=HostLimit(None, None, 0)), [use], ()).host == HostLimit(None, None, 0)
 
 
-@pytest.mark.parametrize(
-    ("devices", "main", "split", "words"),
-    [
-        (("CUDA1",), MAIN, None, ()),
-        ((), MAIN, None, ()),
-        (("CUDA1", "CUDA0"), MAIN, (3.0, 1.0), ()),
-        (("CUDA1", "CUDA0"), replace(MAIN, tensor_split=None), (1.0, 1.0), ("-ts", "1,1")),
-        (("CUDA1", "CUDA0"), replace(MAIN, devices=("CUDA0",)), (1.0, 1.0), ("-ts", "1,1")),
-    ],
+@cases(
+    (("CUDA1",), MAIN, None, ()),
+    ((), MAIN, None, ()),
+    (("CUDA1", "CUDA0"), MAIN, (3.0, 1.0), ()),
+    (("CUDA1", "CUDA0"), replace(MAIN, tensor_split=None), (1.0, 1.0), ("-ts", "1,1")),
+    (("CUDA1", "CUDA0"), replace(MAIN, devices=("CUDA0",)), (1.0, 1.0), ("-ts", "1,1")),
 )
 def test_the_split_of_a_draft_model_is_what_the_arguments_say(
     devices: tuple[str, ...], main: Params, split: tuple[float, ...] | None, words: tuple[str, ...]
@@ -419,14 +409,11 @@ def test_the_split_of_a_draft_model_is_what_the_arguments_say(
     assert found.arguments(main) == (*told, *words)
 
 
-@pytest.mark.parametrize(
-    ("main", "devices", "split", "words"),
-    [
-        (MAIN, ("CUDA0", "CUDA1"), (3.0, 1.0), ()),
-        (replace(MAIN, tensor_split=None), ("CUDA0", "CUDA1"), (1.0, 1.0), ("-ts", "1,1")),
-        (replace(MAIN, devices=("CUDA1",)), ("CUDA1",), None, ()),
-        (replace(MAIN, devices=()), (), None, ()),
-    ],
+@cases(
+    (MAIN, ("CUDA0", "CUDA1"), (3.0, 1.0), ()),
+    (replace(MAIN, tensor_split=None), ("CUDA0", "CUDA1"), (1.0, 1.0), ("-ts", "1,1")),
+    (replace(MAIN, devices=("CUDA1",)), ("CUDA1",), None, ()),
+    (replace(MAIN, devices=()), (), None, ()),
 )
 def test_a_draft_model_on_the_models_devices(
     main: Params, devices: tuple[str, ...], split: tuple[float, ...] | None, words: tuple[str, ...]
@@ -445,7 +432,7 @@ def test_a_split_that_leaves_a_draft_models_devices_out() -> None:
     assert draft("CUDA0").params(main).devices == ("CUDA0",)
 
 
-@pytest.mark.parametrize(("split_mode", "alone"), [("none", False), ("none", True), ("layer", False)])
+@cases(("none", False), ("none", True), ("layer", False))
 def test_the_split_mode_of_a_draft_model(split_mode: Any, alone: bool) -> None:
     found = draft(*("CUDA0", "CUDA1")[: 1 if alone else 2]).params(replace(MAIN, split_mode=split_mode, main_gpu=1))
     assert (found.split_mode, found.main_gpu) == (("layer", 0) if alone else (split_mode, 1))
@@ -464,17 +451,14 @@ def card(index: int, kind: str = "Card", gib: int = 8) -> DeviceLimit:
     return DeviceLimit(f"CUDA{index}", kind, gib * 1024 * MIB, gib * 1024 * MIB, 0, f"CUDA{index}")
 
 
-@pytest.mark.parametrize(
-    ("cards", "n_max", "expected"),
-    [
-        ([], 4, []),
-        ([card(0)], 4, [0]),
-        ([card(0), card(1, "Fast")], 4, [1, 0]),
-        ([card(0), card(1), card(2), card(3)], 4, [0, 3]),
-        ([card(0), card(1, "Fast"), card(2), card(3, "Fast")], 4, [1, 3, 0, 2]),
-        ([card(0), card(1, "Fast"), card(2), card(3, "Fast")], 2, [1, 3]),
-        ([card(0), card(1, gib=12), card(2)], 4, [0, 2, 1]),
-    ],
+@cases(
+    ([], 4, []),
+    ([card(0)], 4, [0]),
+    ([card(0), card(1, "Fast")], 4, [1, 0]),
+    ([card(0), card(1), card(2), card(3)], 4, [0, 3]),
+    ([card(0), card(1, "Fast"), card(2), card(3, "Fast")], 4, [1, 3, 0, 2]),
+    ([card(0), card(1, "Fast"), card(2), card(3, "Fast")], 2, [1, 3]),
+    ([card(0), card(1, gib=12), card(2)], 4, [0, 2, 1]),
 )
 def test_places_are_the_first_and_last_of_each_kind(cards: list[DeviceLimit], n_max: int, expected: list[int]) -> None:
     speeds = {each.name: speed(900e9 if each.description == "Fast" else 300e9) for each in cards}
@@ -492,34 +476,28 @@ def infos(devices: tuple[DeviceLimit, ...]) -> list[DeviceInfo]:
     return [DeviceInfo(d.name, d.description, "gpu", "CUDA", d.total, d.free) for d in devices]
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ((), {}),
-        ("CUDA0=2GiB", {"CUDA0": 2048 * MIB}),
-        (["CUDA0=1GiB", "host=3MiB", "CUDA0=1MiB"], {"CUDA0": 1025 * MIB, "host": 3 * MIB}),
-        ({"CUDA0": 7, "host": "1KiB"}, {"CUDA0": 7, "host": 1024}),
-        (["RPC0[127.0.0.1:50052]=1B"], {"RPC0[127.0.0.1:50052]": 1}),
-    ],
+@cases(
+    ((), {}),
+    ("CUDA0=2GiB", {"CUDA0": 2048 * MIB}),
+    (["CUDA0=1GiB", "host=3MiB", "CUDA0=1MiB"], {"CUDA0": 1025 * MIB, "host": 3 * MIB}),
+    ({"CUDA0": 7, "host": "1KiB"}, {"CUDA0": 7, "host": 1024}),
+    (["RPC0[127.0.0.1:50052]=1B"], {"RPC0[127.0.0.1:50052]": 1}),
 )
 def test_reservations(given: Any, expected: dict[str, int]) -> None:
     assert parse_reserve(given) == expected
 
 
-@pytest.mark.parametrize(
-    ("check", "message"),
-    [
-        (lambda: parse_reserve(["CUDA0"]), "is not a reservation"),
-        (lambda: parse_reserve(["CUDA0="]), "is not a reservation"),
-        (lambda: parse_reserve({"CUDA0": -1}), "is -1 bytes"),
-        (lambda: parse_reserve({"CUDA0": "2"}), "has no unit"),
-        (lambda: reservation({"CUDA1": 1}, infos(limits(8)), None), "there are: CUDA0, host"),
-        (
-            lambda: reservation({"CUDA0": 8 * MIB + 1}, infos(limits(8)), None),
-            "9 MiB is more than its total memory of 8 MiB",
-        ),
-        (lambda: reservation({"host": 8}, infos(limits(8)), 7), "--reserve host"),
-    ],
+@cases(
+    (lambda: parse_reserve(["CUDA0"]), "is not a reservation"),
+    (lambda: parse_reserve(["CUDA0="]), "is not a reservation"),
+    (lambda: parse_reserve({"CUDA0": -1}), "is -1 bytes"),
+    (lambda: parse_reserve({"CUDA0": "2"}), "has no unit"),
+    (lambda: reservation({"CUDA1": 1}, infos(limits(8)), None), "there are: CUDA0, host"),
+    (
+        lambda: reservation({"CUDA0": 8 * MIB + 1}, infos(limits(8)), None),
+        "9 MiB is more than its total memory of 8 MiB",
+    ),
+    (lambda: reservation({"host": 8}, infos(limits(8)), 7), "--reserve host"),
 )
 def test_reservations_that_make_no_sense(check: Callable[[], object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -554,17 +532,14 @@ def test_what_lacks_by_itself() -> None:
     assert lacking([replace(shared_use(CUDA0=11), kind="reserve")], devices, host) == 0
 
 
-DRAFT_TIMES = {
+@named_cases(
     # of 1000 bytes a second on CUDA0, 100 on CUDA1 and 10 on the host, for three tokens
-    "on a device": ({"CUDA0": 500}, 3 * 0.5),
-    "on the slower one": ({"CUDA1": 500}, 3 * 5.0),
-    "on the host": ({None: 500}, 3 * 50.0),
-    "on both devices": ({"CUDA0": 500, "CUDA1": 100}, 3 * 1.5),
-    "on one of no known speed": ({"CUDA2": 500}, 0.0),
-}
-
-
-@pytest.mark.parametrize(("weights", "seconds"), DRAFT_TIMES.values(), ids=DRAFT_TIMES)
+    ("on a device", {"CUDA0": 500}, 3 * 0.5),
+    ("on the slower one", {"CUDA1": 500}, 3 * 5.0),
+    ("on the host", {None: 500}, 3 * 50.0),
+    ("on both devices", {"CUDA0": 500, "CUDA1": 100}, 3 * 1.5),
+    ("on one of no known speed", {"CUDA2": 500}, 0.0),
+)
 def test_drafting_reads_the_weights_for_each_token(weights: dict[str | None, int], seconds: float) -> None:
     speeds = {name: replace(CARD, bandwidth=bandwidth) for name, bandwidth in (("CUDA0", 1000.0), ("CUDA1", 100.0))}
     rows = tuple(Row(name or "CPU", name, name is None, size, 77, 99) for name, size in weights.items())
@@ -575,7 +550,7 @@ def test_drafting_reads_the_weights_for_each_token(weights: dict[str | None, int
     assert draft_seconds([draft], {}, None, 3) == 0
 
 
-@pytest.mark.parametrize("is_slow_first", [False, True])
+@cases(False, True)
 def test_a_draft_model_is_where_it_drafts_faster(is_slow_first: bool) -> None:
     devices, draft = limits(4000, 4000), SyntheticDraft()
     names = [device.name for device in devices]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-
 from fitter.llama.types import Breakdown, DeviceInfo, Lora, Params, Row
 from fitter.machine.speed import DeviceSpeed
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.request.shared import Companions, Mtp, Projector, places, reservation
 from fitter.planning.request.summary import SharedUse
 from fitter.text import MIB
+from tests.support.cases import named_cases
 
 CUDA = Row("CUDA0", "CUDA0", False, 100, 20, 3)
 SPLIT = Row("CUDA0_Split", "CUDA0", False, 400, 10, 6)
@@ -23,16 +22,14 @@ REPACK = Row("CPU_REPACK", None, False, 10, 20, 30)
 ON_CUDA = Row("CUDA0", "CUDA0", False, 500, 30, 9)
 ON_HOST = Row("Host", None, True, 1015, 2027, 3039)
 
-BY_PLACE: dict[str, tuple[tuple[Row, ...], tuple[Row, ...]]] = {
-    "nothing": ((), ()),
-    "a device": ((CUDA,), (CUDA,)),
-    "two buffer types of a device": ((CUDA, SPLIT), (ON_CUDA,)),
-    "the host, whichever way": ((CPU, PINNED, REPACK), (ON_HOST,)),
-    "both": ((CPU, CUDA, PINNED, SPLIT, REPACK), (ON_HOST, ON_CUDA)),
-}
 
-
-@pytest.mark.parametrize(("rows", "expected"), BY_PLACE.values(), ids=BY_PLACE)
+@named_cases(
+    ("nothing", (), ()),
+    ("a device", (CUDA,), (CUDA,)),
+    ("two buffer types of a device", (CUDA, SPLIT), (ON_CUDA,)),
+    ("the host, whichever way", (CPU, PINNED, REPACK), (ON_HOST,)),
+    ("both", (CPU, CUDA, PINNED, SPLIT, REPACK), (ON_HOST, ON_CUDA)),
+)
 def test_a_row_for_each_place(rows: tuple[Row, ...], expected: tuple[Row, ...]) -> None:
     asked: list[str | None] = []
 
@@ -76,16 +73,13 @@ def test_a_second_context_has_no_weights_and_no_adapters() -> None:
     assert (second.lora, second.ctx_type, second.n_ctx, second.n_outputs_max) == ((), "mtp", 4096, 3)
 
 
-MTP = {
-    "as it is": (Mtp("m"), ()),
-    "quantized keys": (Mtp("m", type_k="q8_0"), ("-ctkd", "q8_0")),
-    "quantized values": (Mtp("m", type_v="q4_0"), ("-ctvd", "q4_0")),
-    "more tokens": (Mtp("m", n_max=7), ("--spec-draft-n-max", "7")),
-    "all of it": (Mtp("m", "q8_0", "q4_0", 1), ("-ctkd", "q8_0", "-ctvd", "q4_0", "--spec-draft-n-max", "1")),
-}
-
-
-@pytest.mark.parametrize(("mtp", "words"), MTP.values(), ids=MTP)
+@named_cases(
+    ("as it is", Mtp("m"), ()),
+    ("quantized keys", Mtp("m", type_k="q8_0"), ("-ctkd", "q8_0")),
+    ("quantized values", Mtp("m", type_v="q4_0"), ("-ctvd", "q4_0")),
+    ("more tokens", Mtp("m", n_max=7), ("--spec-draft-n-max", "7")),
+    ("all of it", Mtp("m", "q8_0", "q4_0", 1), ("-ctkd", "q8_0", "-ctvd", "q4_0", "--spec-draft-n-max", "1")),
+)
 def test_arguments_of_a_second_context(mtp: Mtp, words: tuple[str, ...]) -> None:
     assert mtp.arguments() == ("--spec-type", "draft-mtp", *words)
 
@@ -99,17 +93,16 @@ def speed(bandwidth: float) -> DeviceSpeed:
 
 
 SPEEDS = {"A": speed(1.0), "B": speed(3.0), "C": speed(2.0)}
-PLACES: dict[str, tuple[list[DeviceLimit], int, tuple[str, ...]]] = {
-    "the fastest first": ([limit("A"), limit("B", description="b"), limit("C", description="c")], 3, ("B", "C", "A")),
-    "no more than asked for": ([limit("A"), limit("B", description="b"), limit("C", description="c")], 2, ("B", "C")),
-    "no room": ([limit("A", 0), limit("B", -1, "b"), limit("C", 1, "c")], 3, ("C",)),
-    "the first and the last of a kind": ([limit("A"), limit("B"), limit("C")], 3, ("C", "A")),
-    "one of a kind": ([limit("A")], 3, ("A",)),
-    "what has no speed is last": ([limit("X", description="x"), limit("A")], 3, ("A", "X")),
-}
 
 
-@pytest.mark.parametrize(("devices", "n_max", "expected"), PLACES.values(), ids=PLACES)
+@named_cases(
+    ("the fastest first", [limit("A"), limit("B", description="b"), limit("C", description="c")], 3, ("B", "C", "A")),
+    ("no more than asked for", [limit("A"), limit("B", description="b"), limit("C", description="c")], 2, ("B", "C")),
+    ("no room", [limit("A", 0), limit("B", -1, "b"), limit("C", 1, "c")], 3, ("C",)),
+    ("the first and the last of a kind", [limit("A"), limit("B"), limit("C")], 3, ("C", "A")),
+    ("one of a kind", [limit("A")], 3, ("A",)),
+    ("what has no speed is last", [limit("X", description="x"), limit("A")], 3, ("A", "X")),
+)
 def test_places(devices: list[DeviceLimit], n_max: int, expected: tuple[str, ...]) -> None:
     assert places(devices, SPEEDS, n_max) == expected
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     MAX_USED_DEVICES,
@@ -24,6 +22,7 @@ from fitter.planning.request import context_limit, given
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.compute_buffers import Buffers
 from fitter.planning.search.room import Room, room_left_by
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import MIB, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
@@ -66,13 +65,10 @@ def test_units_of_a_layout() -> None:
     assert found == (Unit(0, 64, 96, (up,), 0, (query,)), Unit(1, 32, 128, (), 96, ()), Unit(2, 160, 32))
 
 
-@pytest.mark.parametrize(
-    ("stems", "expected"),
-    [
-        (["blk.3.ffn_up"], "^blk.3.ffn_up.weight$"),
-        (["blk.3.ffn_up", "blk.3.ffn_gate"], "^blk.3.ffn_(gate|up).weight$"),
-        (["blk.3.indexer.attn_k"], "^blk.3.indexer.attn_k.weight$"),
-    ],
+@cases(
+    (["blk.3.ffn_up"], "^blk.3.ffn_up.weight$"),
+    (["blk.3.ffn_up", "blk.3.ffn_gate"], "^blk.3.ffn_(gate|up).weight$"),
+    (["blk.3.indexer.attn_k"], "^blk.3.indexer.attn_k.weight$"),
 )
 def test_patterns_of_one_layer(stems: list[str], expected: str) -> None:
     assert pattern_for([Item(3, stem, ("weight",), 1) for stem in stems]) == expected
@@ -159,16 +155,13 @@ def test_of_many_devices_the_largest_are_used() -> None:
     assert [device.name for device in given.usable_devices(pinned)] == ["CUDA0", *(d.name for d in many[3:])]
 
 
-@pytest.mark.parametrize(
-    ("fixed", "limit", "names"),
-    [
-        pytest.param((), 4095, ["CUDA0"], id="one-takes-too-little"),
-        pytest.param((), 4096, ["CUDA0", "CUDA1"], id="one-takes-the-smallest"),
-        pytest.param(("devices",), 4095, [], id="the-user-wants-it"),
-        pytest.param(("tensor_split",), 4095, [], id="the-users-split-has-it"),
-        pytest.param(("n_ctx",), 8191, ["CUDA0"], id="the-users-context"),
-        pytest.param(("n_ctx",), 8192, ["CUDA0", "CUDA1"], id="the-users-context-is-taken"),
-    ],
+@named_cases(
+    ("one-takes-too-little", (), 4095, ["CUDA0"]),
+    ("one-takes-the-smallest", (), 4096, ["CUDA0", "CUDA1"]),
+    ("the-user-wants-it", ("devices",), 4095, []),
+    ("the-users-split-has-it", ("tensor_split",), 4095, []),
+    ("the-users-context", ("n_ctx",), 8191, ["CUDA0"]),
+    ("the-users-context-is-taken", ("n_ctx",), 8192, ["CUDA0", "CUDA1"]),
 )
 def test_devices_that_take_the_context(fixed: tuple[str, ...], limit: int, names: list[str]) -> None:
     limited = replace(asked(*fixed, params=Params(n_ctx=8192)), context_limits={"CUDA1": limit})

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter.planning.placing.layer_sizes import Item, Unit
 from fitter.planning.placing.spill import Ranges, Times
+from tests.support.cases import cases, named_cases
 
 NEED = 15
 
@@ -37,23 +37,20 @@ def whole(*indices: int) -> list[tuple[int, int]]:
 
 
 # bytes that lack room, and what is spilled: from the first layer, and from the last
-SPILLED = {
-    "room for all": (0, [], []),
-    "room for more": (-9, [], []),
-    "the smallest that suffices": (1, [(0, 20)], [(2, 20)]),
-    "exactly the smallest": (20, [(0, 20)], [(2, 20)]),
-    "one larger": (21, [(0, 30)], [(2, 30)]),
-    "two": (31, [(0, 20), (0, 20)], [(2, 20), (2, 20)]),
-    "the largest and one more": (41, [(0, 20), (0, 30)], [(2, 20), (2, 30)]),
-    "a layer": (70, whole(0), whole(2)),
-    "a layer and a part": (71, [*whole(0), (1, 20)], [(1, 20), *whole(2)]),
-    "two layers": (140, whole(0, 1), whole(1, 2)),
-    "two layers and a part": (180, [*whole(0, 1), (2, 20), (2, 20)], [(0, 20), (0, 20), *whole(1, 2)]),
-    "all items": (210, whole(0, 1, 2), whole(0, 1, 2)),
-}
-
-
-@pytest.mark.parametrize(("lacking", "first", "last"), SPILLED.values(), ids=SPILLED)
+@named_cases(
+    ("room for all", 0, [], []),
+    ("room for more", -9, [], []),
+    ("the smallest that suffices", 1, [(0, 20)], [(2, 20)]),
+    ("exactly the smallest", 20, [(0, 20)], [(2, 20)]),
+    ("one larger", 21, [(0, 30)], [(2, 30)]),
+    ("two", 31, [(0, 20), (0, 20)], [(2, 20), (2, 20)]),
+    ("the largest and one more", 41, [(0, 20), (0, 30)], [(2, 20), (2, 30)]),
+    ("a layer", 70, whole(0), whole(2)),
+    ("a layer and a part", 71, [*whole(0), (1, 20)], [(1, 20), *whole(2)]),
+    ("two layers", 140, whole(0, 1), whole(1, 2)),
+    ("two layers and a part", 180, [*whole(0, 1), (2, 20), (2, 20)], [(0, 20), (0, 20), *whole(1, 2)]),
+    ("all items", 210, whole(0, 1, 2), whole(0, 1, 2)),
+)
 def test_layers_in_a_row_and_a_part_of_one_more(
     lacking: int, first: list[tuple[int, int]], last: list[tuple[int, int]]
 ) -> None:
@@ -64,31 +61,25 @@ def test_layers_in_a_row_and_a_part_of_one_more(
         assert ranges.spilled(0, 3, budget) == sum(size for _, size in expected)
 
 
-RANGES = {
-    "the last two": ((1, 3), 2 * 85 - 71, [*whole(1), (2, 20)]),
-    "one in the middle": ((1, 2), 85 - 21, [(1, 30)]),
-    "none": ((1, 1), -7, []),
-}
-
-
-@pytest.mark.parametrize(("bounds", "budget", "expected"), RANGES.values(), ids=RANGES)
+@named_cases(
+    ("the last two", (1, 3), 2 * 85 - 71, [*whole(1), (2, 20)]),
+    ("one in the middle", (1, 2), 85 - 21, [(1, 30)]),
+    ("none", (1, 1), -7, []),
+)
 def test_only_layers_of_the_range_spill(bounds: tuple[int, int], budget: int, expected: list[tuple[int, int]]) -> None:
     ranges = Ranges(layers(ALL, ALL, ALL))
     assert said(ranges.items(*bounds, budget)) == expected
     assert ranges.spilled(*bounds, budget) == sum(size for _, size in expected)
 
 
-@pytest.mark.parametrize(("budget", "expected"), [(3 * NEED, 210), (3 * NEED - 1, None), (-1, None)])
+@cases((3 * NEED, 210), (3 * NEED - 1, None), (-1, None))
 def test_layers_without_their_items_need_room(budget: int, expected: int | None) -> None:
     assert Ranges(layers(ALL, ALL, ALL)).spilled(0, 3, budget) == expected
 
 
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        pytest.param(0, [(1, 30), (1, 40), (3, 30)], id="the-first-that-have-any"),
-        pytest.param(5, [(1, 30), (3, 30), (3, 40)], id="the-last-that-have-any"),
-    ],
+@named_cases(
+    ("the-first-that-have-any", 0, [(1, 30), (1, 40), (3, 30)]),
+    ("the-last-that-have-any", 5, [(1, 30), (3, 30), (3, 40)]),
 )
 def test_layers_without_items_spill_nothing(state: int, expected: list[tuple[int, int]]) -> None:
     units = layers((), (40, 30), (), (40, 30), (), state=state)
@@ -100,35 +91,29 @@ def test_one_layer_with_a_state_has_the_last_ones_spill() -> None:
     assert said(Ranges(units).items(0, 3, 3 * 85 - 70)) == whole(2)
 
 
-LEAST = {
-    "nothing": (0, []),
-    "the smallest": (1, [20]),
-    "between": (25, [30]),
-    "one rather than two of the same size": (50, [50]),
-    "two": (51, [20, 50]),
-    "all": (100, [20, 30, 50]),
-    "more than all": (101, [20, 30, 50]),
-}
-
-
-@pytest.mark.parametrize(("size", "expected"), LEAST.values(), ids=LEAST)
+@named_cases(
+    ("nothing", 0, []),
+    ("the smallest", 1, [20]),
+    ("between", 25, [30]),
+    ("one rather than two of the same size", 50, [50]),
+    ("two", 51, [20, 50]),
+    ("all", 100, [20, 30, 50]),
+    ("more than all", 101, [20, 30, 50]),
+)
 def test_the_fewest_bytes_that_suffice(size: int, expected: list[int]) -> None:
     total, items = layer(0, (50, 20, 30)).least_of(size)
     assert (total, sorted(item.bytes for item in items)) == (sum(expected), expected)
 
 
-MOST = {
-    "less than nothing": (-1, 0),
-    "less than the smallest": (19, 0),
-    "the smallest": (20, 20),
-    "between": (49, 30),
-    "two": (79, 70),
-    "all but a byte": (99, 80),
-    "all": (999, 100),
-}
-
-
-@pytest.mark.parametrize(("size", "expected"), MOST.values(), ids=MOST)
+@named_cases(
+    ("less than nothing", -1, 0),
+    ("less than the smallest", 19, 0),
+    ("the smallest", 20, 20),
+    ("between", 49, 30),
+    ("two", 79, 70),
+    ("all but a byte", 99, 80),
+    ("all", 999, 100),
+)
 def test_the_most_bytes_that_have_room(size: int, expected: int) -> None:
     total, items = layer(0, (50, 20, 30)).most_within(size)
     assert total == sum(item.bytes for item in items) == expected

@@ -18,6 +18,7 @@ from fitter.planning.plan.drafting import deeper, drafting_of, expected, of_each
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.speed.cost import Estimate, Workload, default, price, token_seconds
 from tests.support import draft_speeds
+from tests.support.cases import cases
 from tests.support.draft_speeds import drafted
 from tests.support.step_speeds import fitted_on, judged_by, steps
 
@@ -46,9 +47,7 @@ def test_more_tokens_of_a_step_are_in_the_published_order() -> None:
     assert right / total > 0.9
 
 
-@pytest.mark.parametrize(
-    ("accepted", "depth", "each"), [(0.73, 3, 0.851), (0.79, 2, 0.853), (0.34, 3, 0.550), (1.0, 4, 1.0), (0.0, 3, 0.0)]
-)
+@cases((0.73, 3, 0.851), (0.79, 2, 0.853), (0.34, 3, 0.550), (1.0, 4, 1.0), (0.0, 3, 0.0))
 def test_what_llama_server_prints_of_drafts(accepted: float, depth: int, each: float) -> None:
     found = of_each(accepted, depth)
     assert found == pytest.approx(each, abs=0.001)

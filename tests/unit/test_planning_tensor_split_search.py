@@ -16,6 +16,7 @@ from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search.tensor_split_search import Seconds, search_split, smallest
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 N_LAYER = 32
@@ -94,16 +95,13 @@ def left(trial: Trial) -> list[int]:
     return [device.target - trial.breakdown.on(device.name).used for device in trial.devices]
 
 
-MACHINES = {
-    "two alike": (12_500, 12_500),
-    "four alike": (6_500, 6_500, 6_500, 6_500),
-    "two unlike": (16_000, 9_000),
-    "three unlike": (14_000, 8_000, 5_000),
-    "one far larger": (24_000, 4_000),
-}
-
-
-@pytest.mark.parametrize("mib", MACHINES.values(), ids=MACHINES)
+@named_cases(
+    ("two alike", (12_500, 12_500)),
+    ("four alike", (6_500, 6_500, 6_500, 6_500)),
+    ("two unlike", (16_000, 9_000)),
+    ("three unlike", (14_000, 8_000, 5_000)),
+    ("one far larger", (24_000, 4_000)),
+)
 def test_margins_are_kept_and_little_is_left(mib: tuple[int, ...]) -> None:
     trial = run(*mib)
     assert trial.fits and min(left(trial)) >= 0
@@ -139,16 +137,13 @@ def on_host(trial: Trial) -> list[int]:
     return sorted({item.layer for item, _ in trial.placement.moved})
 
 
-SHORT = {
-    "a little": (11_600, 11_600),
-    "much": (8_000, 8_000),
-    "all experts": (7_950, 7_950),
-    "two unlike": (14_000, 7_000),
-    "four": (4_700, 4_700, 4_700, 4_700),
-}
-
-
-@pytest.mark.parametrize("mib", SHORT.values(), ids=SHORT)
+@named_cases(
+    ("a little", (11_600, 11_600)),
+    ("much", (8_000, 8_000)),
+    ("all experts", (7_950, 7_950)),
+    ("two unlike", (14_000, 7_000)),
+    ("four", (4_700, 4_700, 4_700, 4_700)),
+)
 def test_experts_of_as_few_layers_as_possible_leave(mib: tuple[int, ...]) -> None:
     trial = run(*mib, model=MOE)
     assert trial.fits and min(left(trial)) >= 0
@@ -205,7 +200,7 @@ def test_overrides_of_the_user_come_first_and_are_not_repeated() -> None:
     assert trial.params.tensor_buft_overrides == (own, *host_overrides(False, 16, None, asked.facts.names))
 
 
-@pytest.mark.parametrize(("moved", "whole", "expected"), [(1.0, 2.0, "ffn"), (2.0, 1.0, "layers")])
+@cases((1.0, 2.0, "ffn"), (2.0, 1.0, "layers"))
 def test_a_model_without_experts_has_what_is_faster_on_the_host(moved: float, whole: float, expected: str) -> None:
     def seconds(params: Params, measured: Breakdown, placement: Placement) -> float:
         return moved if placement.moved else whole if placement.first else 3.0
@@ -219,7 +214,7 @@ def test_a_model_without_experts_has_what_is_faster_on_the_host(moved: float, wh
         assert any(more.on(device.name).used > device.target for device in trial.devices), "one more would not fit"
 
 
-@pytest.mark.parametrize(("host_mib", "is_all"), [(None, True), (7_000, False)], ids=["a large host", "a small one"])
+@named_cases(("a large host", None, True), ("a small one", 7_000, False))
 def test_the_most_context_has_as_much_on_the_host_as_it_takes(host_mib: int | None, is_all: bool) -> None:
     def most(objective: str) -> Trial:
         devices = limits(9_000, 9_000, margin=1024)
@@ -262,7 +257,7 @@ def test_a_time_limit_leaves_what_was_found_on_the_host() -> None:
     assert trial.fits and on_host(trial)
 
 
-@pytest.mark.parametrize("most", [1, 2, 7, 80])
+@cases(1, 2, 7, 80)
 def test_the_smallest_number_is_found_wherever_the_search_begins(most: int) -> None:
     for least in range(1, most + 2):
         for guess in range(1, most + 1):
@@ -288,7 +283,7 @@ def test_shares_that_llama_cpp_cannot_compute_with_are_left() -> None:
     assert again.params.tensor_split != plain.params.tensor_split
 
 
-@pytest.mark.parametrize("objective", ["request", "context"])
+@cases("request", "context")
 def test_a_context_that_llama_cpp_cannot_have_is_not_chosen(objective: str) -> None:
     class Limited(Split):
         def measure(self, params: Params) -> Breakdown:
@@ -302,7 +297,7 @@ def test_a_context_that_llama_cpp_cannot_have_is_not_chosen(objective: str) -> N
     assert trial.fits and trial.params.n_ctx == 9_000 // 256 * 256
 
 
-@pytest.mark.parametrize(("loads", "fits"), [(1, True), (0, False)], ids=["after the smallest context", "at once"])
+@named_cases(("after the smallest context", 1, True), ("at once", 0, False))
 def test_a_time_limit_leaves_what_was_found(loads: int, fits: bool) -> None:
     class Slow(Split):
         def measure(self, params: Params) -> Breakdown:

@@ -17,6 +17,7 @@ from fitter.planning.plan.turns import Turns, neighbours, step_seconds, turns_of
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.session import Session
 from fitter.planning.speed.cost import Estimate, Workload
+from tests.support.cases import cases, named_cases
 
 STEPS = ((1, 0.02), (2, 0.022), (4, 0.026), (8, 0.034))
 
@@ -51,12 +52,9 @@ def simulated(session: Session, slots: int, rounds: int = 20_000) -> float:
     return done / now
 
 
-@pytest.mark.parametrize(
-    ("session", "slots"),
-    [
-        pytest.param(Session(500, 100, users=6, gap=5.0), 8, id="a slot for each"),
-        pytest.param(Session(500, 100, users=12, gap=5.0), 4, id="users wait for slots"),
-    ],
+@named_cases(
+    ("a slot for each", Session(500, 100, users=6, gap=5.0), 8),
+    ("users wait for slots", Session(500, 100, users=12, gap=5.0), 4),
 )
 def test_the_queue_is_a_simulated_one(session: Session, slots: int) -> None:
     found = turns(session, slots).all
@@ -93,7 +91,7 @@ def test_what_is_not_kept_is_computed_again() -> None:
     assert none_kept.all.seconds - all_kept.all.seconds == pytest.approx(4 * 0.001 * 0.9 * 0.9 * 5000)
 
 
-@pytest.mark.parametrize(("at_least", "holds"), [(1.0, 8), (24.0, 4), (50.0, 1), (51.0, 0)])
+@cases((1.0, 8), (24.0, 4), (50.0, 1), (51.0, 0))
 def test_how_many_users_get_a_speed(at_least: float, holds: int) -> None:
     found = replace(turns(Session(500, 100, users=8)), at_least=at_least)
     assert found.holds == holds
@@ -132,9 +130,7 @@ def test_conversations_that_move_hold_all_up() -> None:
     assert moving.points[0] == still.points[0]
 
 
-@pytest.mark.parametrize(
-    ("busy", "slots", "groups"), [(1, 1, 1.0), (1, 32, 1.0), (2, 32, 1.9375), (16, 32, 8.5), (32, 32, 1.0), (4, 4, 1.0)]
-)
+@cases((1, 1, 1.0), (1, 32, 1.0), (2, 32, 1.9375), (16, 32, 8.5), (32, 32, 1.0), (4, 4, 1.0))
 def test_neighbours(busy: int, slots: int, groups: float) -> None:
     assert neighbours(busy, slots) == groups
     draw = random.Random(busy)

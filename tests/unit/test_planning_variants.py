@@ -21,6 +21,7 @@ from fitter.planning.search.search_state import Callbacks, SearchState
 from fitter.planning.search.variants import WORTH, Answer, Kind, Variant, Variants, is_little, likely_seconds
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.explain import Choice
+from tests.support.cases import cases, named_cases
 from tests.support.synthetic import CARD, DENSE, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MOE = SyntheticModel(experts=(90 * MIB, 90 * MIB, 90 * MIB))
@@ -41,36 +42,28 @@ def pinned(made: Request, n_ubatch: int) -> Request:
     return replace(made, params=params, fixed=made.fixed | {"n_ubatch"})
 
 
-@pytest.mark.parametrize(
-    ("made", "expected"),
-    [
-        pytest.param(asked(1000), (64, 128, 256, 512, 1024, 2048), id="no more than the prompt"),
-        pytest.param(asked(1000, prompt=2049), (64, 128, 256, 512, 1024, 2048, 4096), id="a token more"),
-        pytest.param(asked(1000, prompt=1 << 20), tuple(1 << n for n in range(6, 14)), id="at most 8192"),
-        pytest.param(asked(1000, prompt=10), (64, 512), id="a short prompt"),
-        pytest.param(asked(1000, params=Params(n_seq_max=200)), (256, 512, 1024, 2048), id="a token of every slot"),
-        pytest.param(asked(1000, prompt=200, params=Params(n_ubatch=300)), (64, 128, 256, 300), id="the program's"),
-        pytest.param(asked(1000, fixed=frozenset({"n_ubatch"})), (512,), id="the user's"),
-        pytest.param(
-            asked(1000, fixed=frozenset({"n_batch"}), params=Params(n_batch=700)), (64, 128, 256, 512), id="the batch's"
-        ),
-        pytest.param(asked(1000, strategy="llama.cpp"), (512,), id="upstream's own way"),
-        pytest.param(asked(1000, host_speed=None), (512,), id="without prices"),
-        pytest.param(asked(1000, params=Params(split_mode="tensor")), (512,), id="tensors on all devices"),
-    ],
-)  # fmt: skip
+@named_cases(
+    ("no more than the prompt", asked(1000), (64, 128, 256, 512, 1024, 2048)),
+    ("a token more", asked(1000, prompt=2049), (64, 128, 256, 512, 1024, 2048, 4096)),
+    ("at most 8192", asked(1000, prompt=1 << 20), tuple(1 << n for n in range(6, 14))),
+    ("a short prompt", asked(1000, prompt=10), (64, 512)),
+    ("a token of every slot", asked(1000, params=Params(n_seq_max=200)), (256, 512, 1024, 2048)),
+    ("the program's", asked(1000, prompt=200, params=Params(n_ubatch=300)), (64, 128, 256, 300)),
+    ("the user's", asked(1000, fixed=frozenset({"n_ubatch"})), (512,)),
+    ("the batch's", asked(1000, fixed=frozenset({"n_batch"}), params=Params(n_batch=700)), (64, 128, 256, 512)),
+    ("upstream's own way", asked(1000, strategy="llama.cpp"), (512,)),
+    ("without prices", asked(1000, host_speed=None), (512,)),
+    ("tensors on all devices", asked(1000, params=Params(split_mode="tensor")), (512,)),
+)
 def test_which_there_are(made: Request, expected: tuple[int, ...]) -> None:
     assert micro_batches(made) == expected
 
 
-@pytest.mark.parametrize(
-    ("placement", "n_ubatch", "n_batch"),
-    [
-        pytest.param(Placement(0, (5, 4)), 2048, 8192, id="a pipeline has four at once"),
-        pytest.param(Placement(0, (5, 4)), 512, 2048, id="as by default"),
-        pytest.param(Placement(0, (9, 0)), 2048, 2048, id="one device"),
-        pytest.param(Placement(1, (4, 4)), 4096, 4096, id="layers on the host"),
-    ],
+@named_cases(
+    ("a pipeline has four at once", Placement(0, (5, 4)), 2048, 8192),
+    ("as by default", Placement(0, (5, 4)), 512, 2048),
+    ("one device", Placement(0, (9, 0)), 2048, 2048),
+    ("layers on the host", Placement(1, (4, 4)), 4096, 4096),
 )
 def test_the_batch_holds_it(placement: Placement, n_ubatch: int, n_batch: int) -> None:
     made = asked(1000, 1000, params=Params(n_ctx=4096, n_ubatch=n_ubatch))
@@ -80,7 +73,7 @@ def test_the_batch_holds_it(placement: Placement, n_ubatch: int, n_batch: int) -
     assert is_pipelined(made, made.devices, placement) is (n_batch == 4 * n_ubatch)
 
 
-@pytest.mark.parametrize(("prompt", "n_ubatch", "keeps"), [(8191, 2048, False), (8192, 2048, True), (100, 512, True)])
+@cases((8191, 2048, False), (8192, 2048, True), (100, 512, True))
 def test_a_pipeline_needs_four(prompt: int, n_ubatch: int, keeps: bool) -> None:
     assert keeps_pipeline(asked(1000, prompt=prompt), n_ubatch) is keeps
 
@@ -172,7 +165,7 @@ def test_another_is_tried_where_a_plan_takes_longer_than_it_promised() -> None:
     assert n_ubatch not in sizes
 
 
-@pytest.mark.parametrize(("mib", "is_expected"), [(97, True), (96, False)])
+@cases((97, True), (96, False))
 def test_a_device_without_layers_has_room_for_its_buffer(mib: int, is_expected: bool) -> None:
     """Of 97 MiB with micro batches of 512 tokens, which it needs to compute prompts with the host's weights."""
     model = replace(DENSE, compute=32 * MIB, compute_per_ctx=0)
@@ -222,14 +215,11 @@ def test_the_choice_is_said() -> None:
     assert choice.seconds == plan.seconds and (choice.runner_up_seconds or 0.0) > choice.seconds
 
 
-@pytest.mark.parametrize(
-    ("n_ubatch", "share", "n_ctx", "is_so"),
-    [
-        pytest.param(1024, 1 - WORTH / 2, 4096, True, id="little time"),
-        pytest.param(1024, 1 - 2 * WORTH, 4096, False, id="enough time"),
-        pytest.param(1024, 1 - WORTH / 2, 8192, False, id="more context"),
-        pytest.param(512, 1 - WORTH / 2, 4096, False, id="the same one"),
-    ],
+@named_cases(
+    ("little time", 1024, 1 - WORTH / 2, 4096, True),
+    ("enough time", 1024, 1 - 2 * WORTH, 4096, False),
+    ("more context", 1024, 1 - WORTH / 2, 8192, False),
+    ("the same one", 512, 1 - WORTH / 2, 4096, False),
 )
 def test_little_time_is_no_reason_for_another(n_ubatch: int, share: float, n_ctx: int, is_so: bool) -> None:
     made = asked(3000)
@@ -239,23 +229,18 @@ def test_little_time_is_no_reason_for_another(n_ubatch: int, share: float, n_ctx
     assert is_little(other, than) is is_so
 
 
-@pytest.mark.parametrize(
-    ("made", "placement", "is_lost"),
-    [
-        pytest.param(asked(1000, 1000, params=Params(n_ubatch=2048)), Placement(0, (5, 4)), True, id="one at a time"),
-        pytest.param(
-            asked(1000, 1000, params=Params(n_ubatch=2048), prompt=8192), Placement(0, (5, 4)), False, id="four"
-        ),
-        pytest.param(asked(1000, 1000, params=Params(n_ubatch=2048)), Placement(0, (9, 0)), False, id="one card"),
-        pytest.param(asked(1000, 1000, params=Params(n_ubatch=2048)), Placement(1, (4, 4)), False, id="on the host"),
-        pytest.param(pinned(asked(1000, 1000), 2048), Placement(0, (5, 4)), False, id="the user's"),
-    ],
+@named_cases(
+    ("one at a time", asked(1000, 1000, params=Params(n_ubatch=2048)), Placement(0, (5, 4)), True),
+    ("four", asked(1000, 1000, params=Params(n_ubatch=2048), prompt=8192), Placement(0, (5, 4)), False),
+    ("one card", asked(1000, 1000, params=Params(n_ubatch=2048)), Placement(0, (9, 0)), False),
+    ("on the host", asked(1000, 1000, params=Params(n_ubatch=2048)), Placement(1, (4, 4)), False),
+    ("the user's", pinned(asked(1000, 1000), 2048), Placement(0, (5, 4)), False),
 )
 def test_cards_with_the_whole_model_keep_their_pipeline(made: Request, placement: Placement, is_lost: bool) -> None:
     assert state_of(made).loses_pipeline(placement, 32768) is is_lost
 
 
-@pytest.mark.parametrize(("n_ubatch", "is_answer"), [(512, True), (2048, False)])
+@cases((512, True), (2048, False))
 def test_a_trial_that_ends_the_pipeline_is_no_answer(n_ubatch: int, is_answer: bool) -> None:
     made = asked(4000, 4000, params=Params(n_ctx=32768, n_ubatch=n_ubatch))
     state = state_of(made)
@@ -282,16 +267,13 @@ def _more(device: str, n_ctx: int, has_caches: bool) -> int:
     return 7 if has_caches else 0
 
 
-@pytest.mark.parametrize(
-    ("n_ubatch", "measured", "expected"),
-    [
-        pytest.param(768, {512: 300, 1024: 900}, 600, id="between"),
-        pytest.param(128, {512: 300, 1024: 900}, 0, id="never below nothing"),
-        pytest.param(2048, {512: 300, 1024: 900}, 2100, id="beyond"),
-        pytest.param(256, {512: 300}, 150, id="in proportion to the only one"),
-        pytest.param(1024, {512: 300, 2048: None}, 600, id="in proportion to the nearest"),
-        pytest.param(1024, {512: None, 2048: 900}, 450, id="in proportion to the other one"),
-    ],
+@named_cases(
+    ("between", 768, {512: 300, 1024: 900}, 600),
+    ("never below nothing", 128, {512: 300, 1024: 900}, 0),
+    ("beyond", 2048, {512: 300, 1024: 900}, 2100),
+    ("in proportion to the only one", 256, {512: 300}, 150),
+    ("in proportion to the nearest", 1024, {512: 300, 2048: None}, 600),
+    ("in proportion to the other one", 1024, {512: None, 2048: 900}, 450),
 )
 def test_buffers_of_others_lie_on_a_line(n_ubatch: int, measured: dict[int, int | None], expected: int) -> None:
     (mine, here), (others, there) = [*measured.items(), *measured.items()][:2]
@@ -308,18 +290,15 @@ def test_buffers_of_others_lie_on_a_line(n_ubatch: int, measured: dict[int, int 
     assert guess.at("CUDA0", 4096) == 1 and guess.is_measured
 
 
-@pytest.mark.parametrize(
-    ("prompt", "generate", "context", "expected"),
-    [
-        pytest.param(None, None, 32768, (8192, 512), id="the geometric mean"),
-        pytest.param(None, None, 131072, (16384, 512), id="four times the context"),
-        pytest.param(None, None, 32764, (8191, 512), id="just below, a quarter of the context"),
-        pytest.param(None, None, 2048, (512, 409), id="a quarter of a small context"),
-        pytest.param(None, None, 2, (1, 1), id="the least"),
-        pytest.param(1639, None, 2048, (1639, 409), id="nearly all of it"),
-        pytest.param(1000, None, 32768, (1000, 512), id="the user's prompt"),
-        pytest.param(None, 100, 32768, (8192, 100), id="the user's answer"),
-    ],
+@named_cases(
+    ("the geometric mean", None, None, 32768, (8192, 512)),
+    ("four times the context", None, None, 131072, (16384, 512)),
+    ("just below, a quarter of the context", None, None, 32764, (8191, 512)),
+    ("a quarter of a small context", None, None, 2048, (512, 409)),
+    ("the least", None, None, 2, (1, 1)),
+    ("nearly all of it", 1639, None, 2048, (1639, 409)),
+    ("the user's prompt", 1000, None, 32768, (1000, 512)),
+    ("the user's answer", None, 100, 32768, (8192, 100)),
 )
 def test_a_prompt_follows_the_context(
     prompt: int | None, generate: int | None, context: int, expected: tuple[int, int]

@@ -12,6 +12,7 @@ from fitter.planning.checked.verification import compare, verify
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.plan.verified import MemoryUse, Verification
 from fitter.planning.request.summary import PoolUse
+from tests.support.cases import cases
 from tests.support.plans import GIB, MIB, make_plan, shared_use
 
 PLAN = make_plan(Params(n_ctx=4096, devices=("CUDA0",)), devices=["CUDA0"], virtual=False)
@@ -92,14 +93,11 @@ def test_a_plan_that_does_not_fit_is_not_loaded() -> None:
     assert (document["fits"], document["holds"], document["host"]) == (False, None, None)
 
 
-@pytest.mark.parametrize(
-    ("free", "host", "missing"),
-    [
-        (USED, HOST_USED, []),
-        (USED - 1, HOST_USED, [("CUDA0", 1)]),
-        (USED, HOST_USED - 3, [("host", 3)]),
-        (0, 0, [("CUDA0", USED), ("host", HOST_USED)]),
-    ],
+@cases(
+    (USED, HOST_USED, []),
+    (USED - 1, HOST_USED, [("CUDA0", 1)]),
+    (USED, HOST_USED - 3, [("host", 3)]),
+    (0, 0, [("CUDA0", USED), ("host", HOST_USED)]),
 )
 def test_a_plan_that_fits_no_more_is_not_loaded(free: int, host: int, missing: list[tuple[str, int]]) -> None:
     loader = Loader(device(free))
@@ -109,7 +107,7 @@ def test_a_plan_that_fits_no_more_is_not_loaded(free: int, host: int, missing: l
     assert found.holds is not bool(missing)
 
 
-@pytest.mark.parametrize(("lost", "missing"), [(0, []), (GIB, []), (GIB + 1, [("CUDA0+host", 1)])])
+@cases((0, []), (GIB, []), (GIB + 1, [("CUDA0+host", 1)]))
 def test_a_plan_that_its_pool_has_no_room_for_any_more(lost: int, missing: list[tuple[str, int]]) -> None:
     used = USED + HOST_USED
     pool = PoolUse("CUDA0+host", 8 * GIB, used + GIB, GIB, used, ("CUDA0", "host"))
@@ -131,12 +129,9 @@ def test_what_shares_the_host_is_not_needed_there_either() -> None:
     assert (problem.device, problem.missing) == ("host", 1)
 
 
-@pytest.mark.parametrize(
-    ("here", "message"),
-    [
-        ([device(name="CUDA1")], r"for CUDA0 \(Card of CUDA0\), but llama.cpp has CUDA1 here"),
-        ([device(description="RTX 5090")], "the plan's CUDA0 is 'Card of CUDA0', but here it is 'RTX 5090'"),
-    ],
+@cases(
+    ([device(name="CUDA1")], r"for CUDA0 \(Card of CUDA0\), but llama.cpp has CUDA1 here"),
+    ([device(description="RTX 5090")], "the plan's CUDA0 is 'Card of CUDA0', but here it is 'RTX 5090'"),
 )
 def test_devices_that_are_not_here(here: list[DeviceInfo], message: str) -> None:
     loader = Loader(*here)

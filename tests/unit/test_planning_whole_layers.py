@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import pytest
-
 from fitter.planning.placing.layer_sizes import Unit
 from fitter.planning.placing.placement import Placement
 from fitter.planning.search.whole_layers import most_layers
+from tests.support.cases import named_cases
 
 UNITS = [Unit(index, fixed=10, cache=2) for index in range(4)] + [Unit(4, fixed=30, cache=0)]
 """Four layers of 12 bytes, and an output of 30."""
@@ -33,23 +32,20 @@ def more_of_all(placement: Placement) -> Sequence[int]:
     return [0 if placement.first else 40 for _ in placement.counts]
 
 
-CASES: dict[str, tuple[list[int], Rest, tuple[int, ...] | None]] = {
-    "all": ([78], nothing, (5,)),
-    "a byte too few for all": ([77], nothing, (4,)),
-    "the output alone": ([30], nothing, (1,)),
-    "not even that": ([29], nothing, None),
-    "no room": ([-5], nothing, None),
-    "two devices": ([24, 54], nothing, (2, 3)),
-    "an idle one": ([0, 78], nothing, (0, 5)),
-    "what is beside them": ([82], five_each, (4,)),
-    "just enough for that": ([83], five_each, (5,)),
-    "of two devices": ([29, 58], five_each, (2, 2)),
-    "more with a part of the model": ([77], more_of_a_part, (3,)),
-    "less with a part of the model": ([78], more_of_all, (4,)),
-}
-
-
-@pytest.mark.parametrize(("rooms", "rest", "counts"), CASES.values(), ids=CASES)
+@named_cases(
+    ("all", [78], nothing, (5,)),
+    ("a byte too few for all", [77], nothing, (4,)),
+    ("the output alone", [30], nothing, (1,)),
+    ("not even that", [29], nothing, None),
+    ("no room", [-5], nothing, None),
+    ("two devices", [24, 54], nothing, (2, 3)),
+    ("an idle one", [0, 78], nothing, (0, 5)),
+    ("what is beside them", [82], five_each, (4,)),
+    ("just enough for that", [83], five_each, (5,)),
+    ("of two devices", [29, 58], five_each, (2, 2)),
+    ("more with a part of the model", [77], more_of_a_part, (3,)),
+    ("less with a part of the model", [78], more_of_all, (4,)),
+)
 def test_most_layers(rooms: list[int], rest: Rest, counts: tuple[int, ...] | None) -> None:
     def used(placement: Placement) -> list[int]:
         held = [sum(unit.weights + unit.cache for unit in UNITS[a:b]) for a, b in placement.ranges()]

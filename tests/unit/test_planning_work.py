@@ -24,6 +24,7 @@ from fitter.planning.speed.work import (
     work_of_params,
 )
 from fitter.text import MIB
+from tests.support.cases import cases, named_cases
 from tests.support.placements import MODEL, PLACEMENTS, facts, model_of, said
 from tools.shapes import SHAPES
 
@@ -94,29 +95,24 @@ def per_layer(*values: int) -> Array:
     return Array("int32", len(values), values)
 
 
-HEADS: dict[str, tuple[dict[str, object], tuple[int, int, int]]] = {
+@named_cases(
     # query heads of layer 3, and of the last, and how long a key of layer 3 is
-    "as they are": ({}, (32, 32, 128)),
-    "of each layer": ({"attention__head_count": per_layer(*[32] * 3, 16, *[8] * 28)}, (16, 8, 256)),
-    "of the first layers": ({"attention__head_count": per_layer(8, 8, 8, 16)}, (16, 16, 256)),
-    "of no layer": ({"attention__head_count": per_layer()}, (0, 0, 0)),
-    "none": ({"attention__head_count": None}, (0, 0, 0)),
-    "words": ({"attention__head_count": "32"}, (0, 0, 0)),
-    "that do not divide": ({"attention__head_count": 3}, (3, 3, 1365)),
-    "without a length": ({"embedding_length": None}, (32, 32, 0)),
-}
-
-
-@pytest.mark.parametrize(("changed", "expected"), HEADS.values(), ids=HEADS)
+    ("as they are", {}, (32, 32, 128)),
+    ("of each layer", {"attention__head_count": per_layer(*[32] * 3, 16, *[8] * 28)}, (16, 8, 256)),
+    ("of the first layers", {"attention__head_count": per_layer(8, 8, 8, 16)}, (16, 16, 256)),
+    ("of no layer", {"attention__head_count": per_layer()}, (0, 0, 0)),
+    ("none", {"attention__head_count": None}, (0, 0, 0)),
+    ("words", {"attention__head_count": "32"}, (0, 0, 0)),
+    ("that do not divide", {"attention__head_count": 3}, (3, 3, 1365)),
+    ("without a length", {"embedding_length": None}, (32, 32, 0)),
+)
 def test_heads_that_headers_have(changed: dict[str, Any], expected: tuple[int, int, int]) -> None:
     found = facts("llama-3.1-8b", **changed)
     assert (found.layers[3].n_head, found.layers[-1].n_head, found.layers[3].key_length) == expected
     assert isinstance(found.layers[3].key_length, int)
 
 
-@pytest.mark.parametrize(
-    ("said", "used"), [(8, 8), (1, 1), (None, 128), (0, 128), (1000, 128)], ids=["8", "1", "not said", "0", "too many"]
-)
+@named_cases(("8", 8, 8), ("1", 1, 1), ("not said", None, 128), ("0", 0, 128), ("too many", 1000, 128))
 def test_experts_that_a_token_uses(said: int | None, used: int) -> None:
     found = facts(MODEL, expert_used_count=said)  # type: ignore[arg-type]
     assert (found.n_expert, found.n_expert_used) == (128, used)
@@ -138,9 +134,7 @@ def test_what_projects_attention_comes_first() -> None:
     assert backwards.n_attention == 4
 
 
-@pytest.mark.parametrize(
-    ("type_", "is_looked_up"), [("iq2_xxs", True), ("IQ3_S", True), ("iq4_xs", False), ("q2_K", False)]
-)
+@cases(("iq2_xxs", True), ("IQ3_S", True), ("iq4_xs", False), ("q2_K", False))
 def test_weights_that_a_processor_looks_up(type_: str, is_looked_up: bool) -> None:
     model = model_of(SHAPES["llama-3.1-8b"])
     tensors = tuple(
@@ -154,15 +148,12 @@ def test_weights_that_a_processor_looks_up(type_: str, is_looked_up: bool) -> No
         assert weights.n_params > 3 * 4096 * 14336
 
 
-@pytest.mark.parametrize(
-    ("name", "cache", "expected"),
-    [
-        ("llama-3.1-8b", 4096, (4096, 16384, 4, 0)),
-        ("llama-3.1-70b", 4096, (4096, 32768, 8, 0)),
-        ("qwen3-30b-a3b", 2048, (2048, 16384, 8, 0)),
-        # 128 query heads on one row of 512 + 64, whose first 512 are the values
-        ("deepseek-v3.1", 1152, (1152, 2 * 128 * (576 + 512), 1, 0)),
-    ],
+@cases(
+    ("llama-3.1-8b", 4096, (4096, 16384, 4, 0)),
+    ("llama-3.1-70b", 4096, (4096, 32768, 8, 0)),
+    ("qwen3-30b-a3b", 2048, (2048, 16384, 8, 0)),
+    # 128 query heads on one row of 512 + 64, whose first 512 are the values
+    ("deepseek-v3.1", 1152, (1152, 2 * 128 * (576 + 512), 1, 0)),
 )
 def test_attention_is_what_the_cache_takes(name: str, cache: int, expected: tuple[float, ...]) -> None:
     attention = whole(name, cache * N_CTX).attention[5]
@@ -171,19 +162,13 @@ def test_attention_is_what_the_cache_takes(name: str, cache: int, expected: tupl
     assert not attention.quantized
 
 
-@pytest.mark.parametrize(
-    ("type_k", "type_v", "quantized"),
-    [("f16", "f16", False), ("bf16", "f32", False), ("q8_0", "f16", True), ("f16", "q4_0", True)],
-)
+@cases(("f16", "f16", False), ("bf16", "f32", False), ("q8_0", "f16", True), ("f16", "q4_0", True))
 def test_quantized_caches(type_k: str, type_v: str, quantized: bool) -> None:
     attention = whole("llama-3.1-8b", params=Params(type_k=type_k, type_v=type_v)).attention[0]
     assert attention is not None and attention.quantized is quantized
 
 
-@pytest.mark.parametrize(
-    ("asked", "found", "flash"),
-    [("auto", None, True), ("auto", False, False), ("off", None, False), ("on", True, True)],
-)
+@cases(("auto", None, True), ("auto", False, False), ("off", None, False), ("on", True, True))
 def test_flash_attention(asked: str, found: bool | None, flash: bool) -> None:
     params = Params(flash_attn=asked)  # type: ignore[arg-type]
     attention = whole("llama-3.1-8b", params=params, flash_attn=found).attention[0]
@@ -200,17 +185,14 @@ def test_a_model_without_head_counts_has_operations_by_its_cache() -> None:
 ELEMENT = 8 * (256 + 256)
 
 
-@pytest.mark.parametrize(
-    ("n_ctx", "params", "cells", "window"),
-    [
-        pytest.param(8192, Params(), 1536, 1024, id="window and micro batch"),
-        pytest.param(8192, Params(n_ubatch=2048), 3072, 1024, id="larger micro batch"),
-        pytest.param(1792, Params(), 1536, 1024, id="just more than a window's cells"),
-        pytest.param(1536, Params(), 1536, 1024, id="no more than a window's cells"),
-        pytest.param(8192, Params(swa_full=True), 8192, 1024, id="full size"),
-        pytest.param(8192, Params(n_seq_max=2), 2 * 1536, 1024, id="two sequences"),
-        pytest.param(8192, Params(n_seq_max=2, kv_unified=True), 2560, 1024, id="two in one cache"),
-    ],
+@named_cases(
+    ("window and micro batch", 8192, Params(), 1536, 1024),
+    ("larger micro batch", 8192, Params(n_ubatch=2048), 3072, 1024),
+    ("just more than a window's cells", 1792, Params(), 1536, 1024),
+    ("no more than a window's cells", 1536, Params(), 1536, 1024),
+    ("full size", 8192, Params(swa_full=True), 8192, 1024),
+    ("two sequences", 8192, Params(n_seq_max=2), 2 * 1536, 1024),
+    ("two in one cache", 8192, Params(n_seq_max=2, kv_unified=True), 2560, 1024),
 )
 def test_a_sliding_window_shows_in_the_cache(n_ctx: int, params: Params, cells: int, window: int) -> None:
     caches = [2 * ELEMENT * cells] * 5 + [2 * ELEMENT * n_ctx]
@@ -219,15 +201,12 @@ def test_a_sliding_window_shows_in_the_cache(n_ctx: int, params: Params, cells: 
     assert seen == {(2 * ELEMENT, 0), (2 * ELEMENT, window)}
 
 
-@pytest.mark.parametrize(
-    ("architecture", "keys", "windowed"),
-    [
-        pytest.param("gemma3", {}, {0, 1, 2, 3, 4, 6, 7}, id="the architecture's period"),
-        pytest.param("gemma3", {"sliding_window_pattern": 2}, {0, 2, 4, 6}, id="the header's period"),
-        pytest.param("gemma3", {"sliding_window_pattern": 0}, {0, 1, 2, 3, 4, 6, 7}, id="no period"),
-        pytest.param("smallthinker", {}, {1, 2, 3, 5, 6, 7}, id="the first of a period is dense"),
-        pytest.param("of-tomorrow", {}, set(), id="an architecture that nobody knows"),
-    ],
+@named_cases(
+    ("the architecture's period", "gemma3", {}, {0, 1, 2, 3, 4, 6, 7}),
+    ("the header's period", "gemma3", {"sliding_window_pattern": 2}, {0, 2, 4, 6}),
+    ("no period", "gemma3", {"sliding_window_pattern": 0}, {0, 1, 2, 3, 4, 6, 7}),
+    ("the first of a period is dense", "smallthinker", {}, {1, 2, 3, 5, 6, 7}),
+    ("an architecture that nobody knows", "of-tomorrow", {}, set()),
 )
 def test_which_layers_have_a_window(architecture: str, keys: dict[str, int], windowed: set[int]) -> None:
     metadata = {f"{architecture}.attention.{key}": value for key, value in {"sliding_window": 512, **keys}.items()}
@@ -236,15 +215,12 @@ def test_which_layers_have_a_window(architecture: str, keys: dict[str, int], win
     assert all(layer.is_windowed is not None for layer in found.layers) is bool(windowed)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "keys", "window"),
-    [
-        ("llama4", {}, 8192),
-        ("llama4", {"llama4.attention.sliding_window": 0}, 0),
-        ("gemma2", {}, 4096),
-        ("gemma2", {"gemma2.attention.sliding_window": 512}, 512),
-        ("gemma3", {}, 0),
-    ],
+@cases(
+    ("llama4", {}, 8192),
+    ("llama4", {"llama4.attention.sliding_window": 0}, 0),
+    ("gemma2", {}, 4096),
+    ("gemma2", {"gemma2.attention.sliding_window": 512}, 512),
+    ("gemma3", {}, 0),
 )
 def test_a_window_that_the_header_does_not_name_is_the_architectures(
     architecture: str, keys: dict[str, int], window: int
@@ -385,16 +361,13 @@ def test_what_a_device_keeps_on_the_host_is_what_its_recording_lacks() -> None:
 LARGEST = max(tensor.bytes for tensor in facts(MODEL).tensors)
 
 
-@pytest.mark.parametrize(
-    ("largest_tensors", "too_small"),
-    [
-        pytest.param((None, None), set(), id="no limits"),
-        pytest.param((LARGEST, LARGEST), set(), id="as large as it may be"),
-        pytest.param((LARGEST - 1, None), {0}, id="larger than on the first"),
-        pytest.param((LARGEST, LARGEST - 1), {1}, id="larger than on the second"),
-        # what no device takes is not streamed to one either
-        pytest.param((LARGEST - 1, LARGEST - 1), {0, 1, HOST}, id="larger than on both"),
-    ],
+@named_cases(
+    ("no limits", (None, None), set()),
+    ("as large as it may be", (LARGEST, LARGEST), set()),
+    ("larger than on the first", (LARGEST - 1, None), {0}),
+    ("larger than on the second", (LARGEST, LARGEST - 1), {1}),
+    # what no device takes is not streamed to one either
+    ("larger than on both", (LARGEST - 1, LARGEST - 1), {0, 1, HOST}),
 )
 def test_what_is_too_large_for_a_device_is_on_the_host(
     largest_tensors: tuple[int | None, ...], too_small: set[int]
@@ -451,21 +424,16 @@ def test_what_an_override_put_on_a_device_is_no_sign_of_kernels() -> None:
     assert not as_measured(pieces, work, [sizes(pieces.facts.names)]).host_only.takes
 
 
-@pytest.mark.parametrize(
-    ("params", "free", "homes"),
-    [
-        pytest.param(Params(), (10,), [0] * 33, id="all"),
-        pytest.param(Params(n_gpu_layers=99), (10,), [0] * 33, id="more than there are"),
-        pytest.param(Params(n_gpu_layers=0), (10, 10), [HOST] * 33, id="none"),
-        pytest.param(Params(n_gpu_layers=1), (10,), [HOST] * 32 + [0], id="the output alone"),
-        pytest.param(Params(), (), [HOST] * 33, id="no devices"),
-        pytest.param(Params(), (20, 10), [0] * 22 + [1] * 11, id="by free memory"),
-        pytest.param(Params(tensor_split=(0.0, 0.0)), (20, 10), [0] * 22 + [1] * 11, id="a split of nothing"),
-        pytest.param(
-            Params(tensor_split=(1.0, 3.0), n_gpu_layers=8), (9, 9), [HOST] * 25 + [0] * 2 + [1] * 6, id="-ts"
-        ),
-        pytest.param(Params(tensor_split=(1.0,)), (9, 9), [0] * 33, id="a short split"),
-    ],
+@named_cases(
+    ("all", Params(), (10,), [0] * 33),
+    ("more than there are", Params(n_gpu_layers=99), (10,), [0] * 33),
+    ("none", Params(n_gpu_layers=0), (10, 10), [HOST] * 33),
+    ("the output alone", Params(n_gpu_layers=1), (10,), [HOST] * 32 + [0]),
+    ("no devices", Params(), (), [HOST] * 33),
+    ("by free memory", Params(), (20, 10), [0] * 22 + [1] * 11),
+    ("a split of nothing", Params(tensor_split=(0.0, 0.0)), (20, 10), [0] * 22 + [1] * 11),
+    ("-ts", Params(tensor_split=(1.0, 3.0), n_gpu_layers=8), (9, 9), [HOST] * 25 + [0] * 2 + [1] * 6),
+    ("a short split", Params(tensor_split=(1.0,)), (9, 9), [0] * 33),
 )
 def test_layers_go_where_llama_cpp_puts_them(params: Params, free: tuple[int, ...], homes: list[int]) -> None:
     assert places(work_of_params(whole("llama-3.1-8b"), params, free, {})) == homes
@@ -520,16 +488,12 @@ def test_a_device_attends_where_it_has_a_projection(
     assert {index: work.layers[index].attends for index in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("changed", "sharing"),
-    [
-        ({}, 4),
-        ({"attention__head_count_kv": 1}, 32),
-        ({"attention__kv_lora_rank": 512}, 4),
-        ({"attention__head_count_kv": 1, "attention__kv_lora_rank": 512}, 1),
-        ({"attention__head_count_kv": 1, "attention__kv_lora_rank": 1}, 1),
-    ],
-    ids=["grouped", "one head for all", "compressed before", "one compressed row", "of one number"],
+@named_cases(
+    ("grouped", {}, 4),
+    ("one head for all", {"attention__head_count_kv": 1}, 32),
+    ("compressed before", {"attention__kv_lora_rank": 512}, 4),
+    ("one compressed row", {"attention__head_count_kv": 1, "attention__kv_lora_rank": 512}, 1),
+    ("of one number", {"attention__head_count_kv": 1, "attention__kv_lora_rank": 1}, 1),
 )
 def test_query_heads_that_share_a_head(changed: dict[str, int], sharing: float) -> None:
     pieces = pieces_of(facts("llama-3.1-8b", **changed), units("llama-3.1-8b", 4096 * N_CTX), N_CTX, Params())

@@ -16,52 +16,50 @@ from fitter.llama.types import LlamaCpp
 from fitter.programs import facts as facts_of
 from fitter.programs import program_help
 from fitter.programs.facts import Facts, data, with_defaults
+from tests.support.cases import named_cases
 
 
 def build(ggml: str) -> LlamaCpp:
     return LlamaCpp("", ggml, "", "", "", "")
 
 
-AT: dict[str, tuple[str, str, str, Any]] = {
-    "slots of a server": ("llama-server", "0.25.3", "n_parallel", 4),
-    "slots of llama-cli, which is a server": ("llama-cli", "0.25.3", "n_parallel", 1),
-    "one cache for slots that were not asked for": ("llama-server", "0.25.3", "kv_unified", True),
-    "a cache each for slots that were": ("llama-server", "0.25.3", "kv_unified_of_slots", False),
-    "llama-cli has one slot and no shared cache": ("llama-cli", "0.25.3", "kv_unified", False),
-    "a small step before": ("llama-server", "0.15.1", "checkpoint_min_step", 256),
-    "a small step between two releases that were read": ("llama-server", "0.19.9", "checkpoint_min_step", 256),
-    "a large step": ("llama-server", "0.20.0", "checkpoint_min_step", 8192),
-    "a version with something behind it": ("llama-server", "0.20.0-dev", "checkpoint_min_step", 8192),
-    "llama-cli inherits by version": ("llama-cli", "0.15.1", "checkpoint_min_step", 256),
-    "older than all that are known": ("llama-server", "0.9.0", "checkpoint_min_step", 256),
-    "no version: the newest": ("llama-server", "", "checkpoint_min_step", 8192),
-    "an option that came later": ("llama-server", "0.20.0", "has_kv_unified_per_slot", False),
-    "the same, later": ("llama-server", "0.26.0", "has_kv_unified_per_slot", True),
-    "not in llama-cli": ("llama-cli", "0.26.0", "has_kv_unified_per_slot", False),
-    "a micro batch for drafting, before b11669": ("llama-server", "0.26.0", "has_n_ubatch_draft", False),
-    "from b11669 on": ("llama-cli", "0.27.0", "has_n_ubatch_draft", True),
-    "not in Ollama": ("ollama", "0.27.0", "has_n_ubatch_draft", False),
-    "not in ik_llama": ("ik_llama", "0.27.0", "has_n_ubatch_draft", False),
-    "a load mode, by whichever name": ("llama-server", "0.13.1", "has_load_mode", True),
-    "a load mode that was not read of older ones": ("llama-bench", "0.20.0", "has_load_mode", False),
-    "no load mode for any program": ("any", "0.26.0", "has_load_mode", False),
-    "outputs of a server": ("llama-server", "0.13.1", "sets_outputs", True),
-    "outputs of llama-bench": ("llama-bench", "0.25.3", "sets_outputs", False),
-    "no cache of prompts in llama-bench": ("llama-bench", "0.25.3", "cache_ram_mib", 0),
-    "any program has the library's batch": ("any", "0.25.3", "n_batch", 2048),
-    "llama-cpp-python has a smaller one": ("llama-cpp-python", "0.25.3", "n_batch", 512),
-    "ik_llama keeps prompts": ("ik_llama", "0.25.3", "cache_ram_mib", 8192),
-    "ik_llama's own step": ("ik_llama", "0.25.3", "checkpoint_min_step", 512),
-    "Ollama keeps prompts as its llama-server": ("ollama", "0.25.3", "cache_ram_mib", 8192),
-    "Ollama has one slot": ("ollama", "0.25.3", "n_parallel", 1),
-    "inputs in several batches": ("llama-server", "0.20.0", "split_poolings", ["last"]),
-    "inputs of causal rerankers, too": ("llama-server", "0.25.3", "split_poolings", ["last", "rank"]),
-    "not in llama-cpp-python": ("llama-cpp-python", "0.25.3", "split_poolings", []),
-    "tokens drafted": ("llama-server", "0.25.3", "draft_n_max", 3),
-}
-
-
-@pytest.mark.parametrize(("program", "ggml", "name", "value"), AT.values(), ids=AT.keys())
+@named_cases(
+    ("slots of a server", "llama-server", "0.25.3", "n_parallel", 4),
+    ("slots of llama-cli, which is a server", "llama-cli", "0.25.3", "n_parallel", 1),
+    ("one cache for slots that were not asked for", "llama-server", "0.25.3", "kv_unified", True),
+    ("a cache each for slots that were", "llama-server", "0.25.3", "kv_unified_of_slots", False),
+    ("llama-cli has one slot and no shared cache", "llama-cli", "0.25.3", "kv_unified", False),
+    ("a small step before", "llama-server", "0.15.1", "checkpoint_min_step", 256),
+    ("a small step between two releases that were read", "llama-server", "0.19.9", "checkpoint_min_step", 256),
+    ("a large step", "llama-server", "0.20.0", "checkpoint_min_step", 8192),
+    ("a version with something behind it", "llama-server", "0.20.0-dev", "checkpoint_min_step", 8192),
+    ("llama-cli inherits by version", "llama-cli", "0.15.1", "checkpoint_min_step", 256),
+    ("older than all that are known", "llama-server", "0.9.0", "checkpoint_min_step", 256),
+    ("no version: the newest", "llama-server", "", "checkpoint_min_step", 8192),
+    ("an option that came later", "llama-server", "0.20.0", "has_kv_unified_per_slot", False),
+    ("the same, later", "llama-server", "0.26.0", "has_kv_unified_per_slot", True),
+    ("not in llama-cli", "llama-cli", "0.26.0", "has_kv_unified_per_slot", False),
+    ("a micro batch for drafting, before b11669", "llama-server", "0.26.0", "has_n_ubatch_draft", False),
+    ("from b11669 on", "llama-cli", "0.27.0", "has_n_ubatch_draft", True),
+    ("not in Ollama", "ollama", "0.27.0", "has_n_ubatch_draft", False),
+    ("not in ik_llama", "ik_llama", "0.27.0", "has_n_ubatch_draft", False),
+    ("a load mode, by whichever name", "llama-server", "0.13.1", "has_load_mode", True),
+    ("a load mode that was not read of older ones", "llama-bench", "0.20.0", "has_load_mode", False),
+    ("no load mode for any program", "any", "0.26.0", "has_load_mode", False),
+    ("outputs of a server", "llama-server", "0.13.1", "sets_outputs", True),
+    ("outputs of llama-bench", "llama-bench", "0.25.3", "sets_outputs", False),
+    ("no cache of prompts in llama-bench", "llama-bench", "0.25.3", "cache_ram_mib", 0),
+    ("any program has the library's batch", "any", "0.25.3", "n_batch", 2048),
+    ("llama-cpp-python has a smaller one", "llama-cpp-python", "0.25.3", "n_batch", 512),
+    ("ik_llama keeps prompts", "ik_llama", "0.25.3", "cache_ram_mib", 8192),
+    ("ik_llama's own step", "ik_llama", "0.25.3", "checkpoint_min_step", 512),
+    ("Ollama keeps prompts as its llama-server", "ollama", "0.25.3", "cache_ram_mib", 8192),
+    ("Ollama has one slot", "ollama", "0.25.3", "n_parallel", 1),
+    ("inputs in several batches", "llama-server", "0.20.0", "split_poolings", ["last"]),
+    ("inputs of causal rerankers, too", "llama-server", "0.25.3", "split_poolings", ["last", "rank"]),
+    ("not in llama-cpp-python", "llama-cpp-python", "0.25.3", "split_poolings", []),
+    ("tokens drafted", "llama-server", "0.25.3", "draft_n_max", 3),
+)
 def test_a_fact_of_a_version(program: str, ggml: str, name: str, value: Any) -> None:
     assert getattr(facts_of(program, build(ggml)), name) == value
 
@@ -154,9 +152,7 @@ def test_help_goes_before_what_is_known() -> None:
     assert found.draft_n_max == 5
 
 
-@pytest.mark.parametrize(
-    ("said", "n_parallel", "kv_unified"), [("-1", 4, True), ("6", 6, False)], ids=["auto", "a number"]
-)
+@named_cases(("auto", "-1", 4, True), ("a number", "6", 6, False))
 def test_slots_in_help(said: str, n_parallel: int, kv_unified: bool) -> None:
     text = f"-np,   --parallel N                     number of server slots (default: {said}, -1 = auto)\n"
     found = with_defaults(facts_of("llama-server"), program_help.parse(text))
@@ -182,16 +178,13 @@ def test_a_program_is_asked_again_only_when_it_changed(tmp_path: Path) -> None:
     assert len(runs.read_text().splitlines()) == 2
 
 
-SILENT: dict[str, str] = {
-    "it fails": "echo '-b, --batch-size N  at most (default: 77)'; exit 1",
-    "it says nothing": "exit 0",
-    "it says something else": "echo hello",
-    "it does not end": "exec sleep 60",
-}
-
-
-@pytest.mark.parametrize("text", SILENT.values(), ids=SILENT.keys())
-def test_a_program_that_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+@named_cases(
+    ("it fails", "echo '-b, --batch-size N  at most (default: 77)'; exit 1"),
+    ("it says nothing", "exit 0"),
+    ("it says something else", "echo hello"),
+    ("it does not end", "exec sleep 60"),
+)
+def test_a_program_that_does_not_say(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_help, "SECONDS", 0.3)
     known = facts_of("llama-server")
     assert facts_of("llama-server", executable=script(tmp_path / "llama-server", text)) == known

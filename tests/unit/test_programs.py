@@ -22,6 +22,7 @@ from fitter.planning.request.ask import Ask
 from fitter.programs import PROGRAMS, Asked, Facts, Shape, chosen, facts, unless_named
 from fitter.programs.facts import data
 from fitter.programs.ik_llama.layers import LayerSizes, cut, shares
+from tests.support.cases import cases, named_cases
 
 SERVER, CLI, PYTHON, BENCH, ANY = "llama-server", "llama-cli", "llama-cpp-python", "llama-bench", "any"
 IK, OLLAMA = "ik_llama", "ollama"
@@ -37,55 +38,54 @@ def test_a_program_is_called_the_same_everywhere() -> None:
     assert PROGRAMS.keys() <= data().keys()
 
 
-SHAPES: dict[str, tuple[str, Asked, Shape]] = {
+@named_cases(
     # n_seq_max, kv_unified, n_batch, n_ubatch, n_outputs_max
-    "any": (ANY, Asked(), Shape(1, False, None, None, 0)),
-    "any with slots": (ANY, Asked(n_seq_max=4), Shape(4, False, None, None, 0)),
-    "any, unified": (ANY, Asked(n_seq_max=4, kv_unified=True), Shape(4, True, None, None, 0)),
-    "any, with drafts": (ANY, Asked(drafted=3), Shape(1, False, None, None, 0)),
-    "any, for texts": (ANY, TEXTS, Shape(256, True, 512, 512, 0)),
-    "a server": (SERVER, Asked(), Shape(4, True, None, None, 4)),
-    "a server with one slot": (SERVER, Asked(n_seq_max=1), Shape(1, False, None, None, 1)),
-    "a server with four slots": (SERVER, Asked(n_seq_max=4), Shape(4, False, None, None, 4)),
-    "a server with four in one cache": (SERVER, Asked(n_seq_max=4, kv_unified=True), Shape(4, True, None, None, 4)),
-    "a server with a cache for each": (SERVER, Asked(kv_unified=False), Shape(4, False, None, None, 4)),
-    "a server that drafts": (SERVER, Asked(n_seq_max=2, drafted=3), Shape(2, False, None, None, 8)),
-    "four slots that draft": (SERVER, Asked(drafted=48), Shape(4, True, None, None, 4 * 49)),
-    "more drafts than a batch has": (SERVER, Asked(drafted=64, n_batch=128), Shape(4, True, 128, None, 128)),
-    "more slots than the default batch": (
+    ("any", ANY, Asked(), Shape(1, False, None, None, 0)),
+    ("any with slots", ANY, Asked(n_seq_max=4), Shape(4, False, None, None, 0)),
+    ("any, unified", ANY, Asked(n_seq_max=4, kv_unified=True), Shape(4, True, None, None, 0)),
+    ("any, with drafts", ANY, Asked(drafted=3), Shape(1, False, None, None, 0)),
+    ("any, for texts", ANY, TEXTS, Shape(256, True, 512, 512, 0)),
+    ("a server", SERVER, Asked(), Shape(4, True, None, None, 4)),
+    ("a server with one slot", SERVER, Asked(n_seq_max=1), Shape(1, False, None, None, 1)),
+    ("a server with four slots", SERVER, Asked(n_seq_max=4), Shape(4, False, None, None, 4)),
+    ("a server with four in one cache", SERVER, Asked(n_seq_max=4, kv_unified=True), Shape(4, True, None, None, 4)),
+    ("a server with a cache for each", SERVER, Asked(kv_unified=False), Shape(4, False, None, None, 4)),
+    ("a server that drafts", SERVER, Asked(n_seq_max=2, drafted=3), Shape(2, False, None, None, 8)),
+    ("four slots that draft", SERVER, Asked(drafted=48), Shape(4, True, None, None, 4 * 49)),
+    ("more drafts than a batch has", SERVER, Asked(drafted=64, n_batch=128), Shape(4, True, 128, None, 128)),
+    (
+        "more slots than the default batch",
         SERVER,
         Asked(n_seq_max=256, drafted=48),
         Shape(256, False, None, None, 2048),
     ),
-    "a server for texts": (SERVER, TEXTS, Shape(4, True, 512, 512, 0)),
-    "a server for texts, in batches": (SERVER, replace(TEXTS, n_batch=2048, n_ubatch=256), Shape(4, True, 256, 256, 0)),
-    "a server for texts, in small batches": (
+    ("a server for texts", SERVER, TEXTS, Shape(4, True, 512, 512, 0)),
+    ("a server for texts, in batches", SERVER, replace(TEXTS, n_batch=2048, n_ubatch=256), Shape(4, True, 256, 256, 0)),
+    (
+        "a server for texts, in small batches",
         SERVER,
         replace(TEXTS, n_batch=128, n_ubatch=512),
         Shape(4, True, 128, 512, 0),
     ),
-    "a server that pools": (SERVER, Asked(is_pooled=True, n_seq_max=2), Shape(2, False, None, None, 0)),
-    "llama-cli": (CLI, Asked(), Shape(1, False, None, None, 1)),
-    "llama-cli that drafts": (CLI, Asked(drafted=8), Shape(1, False, None, None, 9)),
-    "llama-cli with slots": (CLI, Asked(n_seq_max=2), Shape(2, False, None, None, 2)),
-    "Llama": (PYTHON, Asked(), Shape(1, False, None, None, 1)),
-    "Llama with every logit": (PYTHON, Asked(logits_all=True), Shape(1, False, None, None, 0)),
-    "Llama for texts": (PYTHON, TEXTS, Shape(256, True, 512, 512, 0)),
-    "Llama for texts, in small batches": (PYTHON, replace(TEXTS, n_batch=32), Shape(32, True, 32, 32, 0)),
-    "Llama for texts, in larger batches": (PYTHON, replace(TEXTS, n_batch=4096), Shape(256, True, 4096, 4096, 0)),
-    "Llama that pools": (PYTHON, Asked(is_pooled=True), Shape(1, False, None, None, 0)),
-    "Llama with sequences": (PYTHON, Asked(n_seq_max=4), Shape(4, False, None, None, 4)),
-    "llama-bench": (BENCH, Asked(), Shape(1, False, None, None, 0)),
-    "ik_llama": (IK, Asked(), Shape(1, False, None, None, 0)),
-    "ik_llama's slots": (IK, Asked(n_seq_max=4, drafted=3), Shape(4, False, None, None, 0)),
-    "Ollama": (OLLAMA, Asked(), Shape(1, False, None, None, 1)),
-    "Ollama's batch": (OLLAMA, Asked(n_batch=512, n_ubatch=4096), Shape(1, False, 512, 512, 1)),
-    "Ollama's micro batch": (OLLAMA, Asked(n_ubatch=1024), Shape(1, False, 1024, 1024, 1)),
-    "llama-bench with drafts": (BENCH, Asked(drafted=3), Shape(1, False, None, None, 0)),
-}
-
-
-@pytest.mark.parametrize(("name", "asked", "expected"), SHAPES.values(), ids=SHAPES)
+    ("a server that pools", SERVER, Asked(is_pooled=True, n_seq_max=2), Shape(2, False, None, None, 0)),
+    ("llama-cli", CLI, Asked(), Shape(1, False, None, None, 1)),
+    ("llama-cli that drafts", CLI, Asked(drafted=8), Shape(1, False, None, None, 9)),
+    ("llama-cli with slots", CLI, Asked(n_seq_max=2), Shape(2, False, None, None, 2)),
+    ("Llama", PYTHON, Asked(), Shape(1, False, None, None, 1)),
+    ("Llama with every logit", PYTHON, Asked(logits_all=True), Shape(1, False, None, None, 0)),
+    ("Llama for texts", PYTHON, TEXTS, Shape(256, True, 512, 512, 0)),
+    ("Llama for texts, in small batches", PYTHON, replace(TEXTS, n_batch=32), Shape(32, True, 32, 32, 0)),
+    ("Llama for texts, in larger batches", PYTHON, replace(TEXTS, n_batch=4096), Shape(256, True, 4096, 4096, 0)),
+    ("Llama that pools", PYTHON, Asked(is_pooled=True), Shape(1, False, None, None, 0)),
+    ("Llama with sequences", PYTHON, Asked(n_seq_max=4), Shape(4, False, None, None, 4)),
+    ("llama-bench", BENCH, Asked(), Shape(1, False, None, None, 0)),
+    ("ik_llama", IK, Asked(), Shape(1, False, None, None, 0)),
+    ("ik_llama's slots", IK, Asked(n_seq_max=4, drafted=3), Shape(4, False, None, None, 0)),
+    ("Ollama", OLLAMA, Asked(), Shape(1, False, None, None, 1)),
+    ("Ollama's batch", OLLAMA, Asked(n_batch=512, n_ubatch=4096), Shape(1, False, 512, 512, 1)),
+    ("Ollama's micro batch", OLLAMA, Asked(n_ubatch=1024), Shape(1, False, 1024, 1024, 1)),
+    ("llama-bench with drafts", BENCH, Asked(drafted=3), Shape(1, False, None, None, 0)),
+)
 def test_shapes(name: str, asked: Asked, expected: Shape) -> None:
     assert PROGRAMS[name].shape(asked, facts(name)) == expected
 
@@ -115,31 +115,30 @@ def test_batches_of_a_server(name: str, asked: Asked, expected: tuple[int | None
     assert PROGRAMS[name].batches(asked) == expected
 
 
-OTHERS: dict[str, tuple[str, dict[str, object], Asked, Shape]] = {
-    "a server that limits no outputs": (SERVER, {"sets_outputs": False}, Asked(), Shape(4, True, None, None, 0)),
-    "a Llama that limits none": (PYTHON, {"sets_outputs": False}, Asked(), Shape(1, False, None, None, 0)),
-    "a server with other slots": (
+@named_cases(
+    ("a server that limits no outputs", SERVER, {"sets_outputs": False}, Asked(), Shape(4, True, None, None, 0)),
+    ("a Llama that limits none", PYTHON, {"sets_outputs": False}, Asked(), Shape(1, False, None, None, 0)),
+    (
+        "a server with other slots",
         SERVER,
         {"n_parallel": 8, "kv_unified": False},
         Asked(),
         Shape(8, False, None, None, 8),
     ),
-    "a server whose slots are in one cache": (
+    (
+        "a server whose slots are in one cache",
         SERVER,
         {"kv_unified_of_slots": True},
         Asked(n_seq_max=2),
         Shape(2, True, None, None, 2),
     ),
-}
-
-
-@pytest.mark.parametrize(("name", "changed", "asked", "expected"), OTHERS.values(), ids=OTHERS)
+)
 def test_shapes_of_other_versions(name: str, changed: dict[str, object], asked: Asked, expected: Shape) -> None:
     other = replace(facts(name), **changed)  # type: ignore[arg-type]
     assert PROGRAMS[name].shape(asked, other) == expected
 
 
-@pytest.mark.parametrize("ggml", ["0.13.1", "0.15.1", "0.20.0", "0.25.3", "0.26.0"])
+@cases("0.13.1", "0.15.1", "0.20.0", "0.25.3", "0.26.0")
 def test_a_server_of_every_known_version_has_an_output_for_each_slot(ggml: str) -> None:
     shape = PROGRAMS[SERVER].shape(Asked(), facts(SERVER, build(ggml)))
     assert (shape.n_seq_max, shape.kv_unified, shape.n_outputs_max) == (4, True, 4)
@@ -223,17 +222,15 @@ def test_every_option_that_a_program_knows_is_a_parameter() -> None:
 
 # --- whom a plan is for
 
-NAMED: dict[str, tuple[str | None, str, str | None]] = {
-    "nothing": (None, SERVER, SERVER),
-    "nothing, as an empty text": ("", SERVER, SERVER),
-    "another": ("llama-cli", "llama-cli", None),
-    "any": ("any", ANY, None),
-}
 
-
-@pytest.mark.parametrize(("named", "expected", "left"), NAMED.values(), ids=NAMED)
+@named_cases(
+    ("nothing", None, SERVER, SERVER),
+    ("nothing, as an empty text", "", SERVER, SERVER),
+    ("another", "llama-cli", "llama-cli", None),
+    ("any", "any", ANY, None),
+)
 def test_the_environment_names_a_program(
-    monkeypatch: pytest.MonkeyPatch, named: str | None, expected: str, left: str | None
+    named: str | None, expected: str, left: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FITTER_PROGRAM", raising=False)
     if named is not None:
@@ -283,14 +280,11 @@ def test_what_a_server_says_of_itself_is_planned_with() -> None:
     assert (asked.n_ubatch, asked.flash_attn) == (256, "on")
 
 
-@pytest.mark.parametrize(
-    ("drafts", "expected"),
-    [
-        pytest.param({"mtp": True}, (5, 5, 4 * 6), id="the model's own layers"),
-        pytest.param({"model_draft": "d.gguf"}, (5, 0, 4 * 6), id="a draft model"),
-        pytest.param({"mtp": True, "draft_max": 2}, (2, 2, 4 * 3), id="as it is given"),
-        pytest.param({}, (None, 0, 4), id="nothing drafts"),
-    ],
+@named_cases(
+    ("the model's own layers", {"mtp": True}, (5, 5, 4 * 6)),
+    ("a draft model", {"model_draft": "d.gguf"}, (5, 0, 4 * 6)),
+    ("as it is given", {"mtp": True, "draft_max": 2}, (2, 2, 4 * 3)),
+    ("nothing drafts", {}, (None, 0, 4)),
 )
 def test_a_server_that_drafts_more_by_itself(drafts: dict[str, object], expected: tuple[object, ...]) -> None:
     other = replace(facts(SERVER), draft_tokens={**facts(SERVER).draft_tokens, "draft-simple": 5})
@@ -333,13 +327,13 @@ LACKS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("program", "words", "message"), LACKS.values(), ids=LACKS)
+@cases(LACKS)
 def test_what_a_program_cannot_be_told(program: str, words: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         Ask.of({"program": program, **words})  # type: ignore[typeddict-item]
 
 
-@pytest.mark.parametrize("words", [{"split_mode": "none"}, {"offload_kqv": True}, {"cache_ram": 0}, {"n_batch": 64}])
+@cases({"split_mode": "none"}, {"offload_kqv": True}, {"cache_ram": 0}, {"n_batch": 64})
 def test_what_a_program_has_may_be_said(words: dict[str, Any]) -> None:
     for program in (OLLAMA, IK):
         Ask.of({"program": program, **words})  # type: ignore[typeddict-item]
@@ -350,25 +344,23 @@ def model_of(architecture: str, n_ctx_train: int = 8192, size: int = 1 << 30) ->
     return Model(path, (path,), "m", architecture, size, 32, 0, n_ctx_train, 0, (), {})
 
 
-OF_MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any] | str]] = {
-    "nothing": (OLLAMA, "llama", {}, {}),
-    "one slot": (OLLAMA, "qwen35moe", {}, {"n_seq_max": 1}),
-    "two slots where there is one": (
+@named_cases(
+    ("nothing", OLLAMA, "llama", {}, {}),
+    ("one slot", OLLAMA, "qwen35moe", {}, {"n_seq_max": 1}),
+    (
+        "two slots where there is one",
         OLLAMA,
         "qwen35moe",
         {"n_seq_max": 2},
         "one slot for qwen35moe models: leave -np 2",
     ),
-    "the trained context of each slot": (OLLAMA, "llama", {"n_seq_max": 2, "n_ctx": 16384}, {}),
-    "more than the trained context": (OLLAMA, "llama", {"n_ctx": 8193}, "at the 8192 tokens .*: give -c 8192 or less"),
-    "large images": (OLLAMA, "qwen2vl", {"mmproj": "p"}, {"image_min_tokens": 1024}),
-    "a small context with images": (OLLAMA, "gemma3", {"mmproj": "p", "n_ctx": 1024}, "give -c 2048 or more"),
-    "windows": (IK, "gemma3", {}, {"swa_full": True}),
-    "no such model": (IK, "nemotron_h", {}, "ik_llama.cpp loads no nemotron_h models: plan for llama-server"),
-}
-
-
-@pytest.mark.parametrize(("program", "architecture", "words", "expected"), OF_MODELS.values(), ids=OF_MODELS)
+    ("the trained context of each slot", OLLAMA, "llama", {"n_seq_max": 2, "n_ctx": 16384}, {}),
+    ("more than the trained context", OLLAMA, "llama", {"n_ctx": 8193}, "at the 8192 tokens .*: give -c 8192 or less"),
+    ("large images", OLLAMA, "qwen2vl", {"mmproj": "p"}, {"image_min_tokens": 1024}),
+    ("a small context with images", OLLAMA, "gemma3", {"mmproj": "p", "n_ctx": 1024}, "give -c 2048 or more"),
+    ("windows", IK, "gemma3", {}, {"swa_full": True}),
+    ("no such model", IK, "nemotron_h", {}, "ik_llama.cpp loads no nemotron_h models: plan for llama-server"),
+)
 def test_what_a_program_sets_for_a_model(
     program: str, architecture: str, words: dict[str, Any], expected: dict[str, Any] | str
 ) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter.programs import facts
 from fitter.programs.later import Later, ServerCaches, reduce_to, server_caches
+from tests.support.cases import named_cases
 from tests.support.plans import GIB, MIB
 
 OWN = ServerCaches(n_slots=4, state=100 * MIB, checkpoint=10 * MIB, cache_ram=8192, ctx_checkpoints=32)
@@ -22,39 +22,34 @@ def test_sizes() -> None:
     assert (endless.prompt_cache, endless.checkpoints, endless.bytes) == (None, 1280 * MIB, 1280 * MIB)
 
 
-LINES: dict[str, tuple[ServerCaches, tuple[Later, ...]]] = {
-    "both": (OWN, (Later("prompt cache", 8 * GIB, 100 * MIB, 81), Later("checkpoints", 1280 * MIB, 10 * MIB, 128, 32))),
-    "memory that is rolled back": (replace(OWN, checkpoint=0), (Later("prompt cache", 8 * GIB, 100 * MIB, 81),)),
-    "no checkpoints": (replace(OWN, ctx_checkpoints=0), (Later("prompt cache", 8 * GIB, 100 * MIB, 81),)),
-    "no prompt cache": (replace(OWN, cache_ram=0), (Later("checkpoints", 1280 * MIB, 10 * MIB, 128, 32),)),
-    "neither": (replace(OWN, cache_ram=0, ctx_checkpoints=0), ()),
-    "idle slots, a part of the cache": (
+@named_cases(
+    ("both", OWN, (Later("prompt cache", 8 * GIB, 100 * MIB, 81), Later("checkpoints", 1280 * MIB, 10 * MIB, 128, 32))),
+    ("memory that is rolled back", replace(OWN, checkpoint=0), (Later("prompt cache", 8 * GIB, 100 * MIB, 81),)),
+    ("no checkpoints", replace(OWN, ctx_checkpoints=0), (Later("prompt cache", 8 * GIB, 100 * MIB, 81),)),
+    ("no prompt cache", replace(OWN, cache_ram=0), (Later("checkpoints", 1280 * MIB, 10 * MIB, 128, 32),)),
+    ("neither", replace(OWN, cache_ram=0, ctx_checkpoints=0), ()),
+    (
+        "idle slots, a part of the cache",
         replace(OWN, checkpoint=0, saves_idle=True),
         (Later("prompt cache", 8 * GIB, 100 * MIB, 81), Later("idle slots", 0, 100 * MIB, 4, 1)),
     ),
-    "idle slots without a cache": (replace(OWN, cache_ram=0, checkpoint=0, saves_idle=True), ()),
-    "no limit": (replace(OWN, cache_ram=-1, checkpoint=0), (Later("prompt cache", None, 100 * MIB, None),)),
-    "slots that keep nothing": (replace(OWN, state=0, checkpoint=0), (Later("prompt cache", 8 * GIB, 0, None),)),
-    "less than one state": (replace(OWN, cache_ram=99, checkpoint=0), (Later("prompt cache", 99 * MIB, 100 * MIB, 0),)),
-}
-
-
-@pytest.mark.parametrize(("kept", "expected"), LINES.values(), ids=LINES)
+    ("idle slots without a cache", replace(OWN, cache_ram=0, checkpoint=0, saves_idle=True), ()),
+    ("no limit", replace(OWN, cache_ram=-1, checkpoint=0), (Later("prompt cache", None, 100 * MIB, None),)),
+    ("slots that keep nothing", replace(OWN, state=0, checkpoint=0), (Later("prompt cache", 8 * GIB, 0, None),)),
+    ("less than one state", replace(OWN, cache_ram=99, checkpoint=0), (Later("prompt cache", 99 * MIB, 100 * MIB, 0),)),
+)
 def test_lines(kept: ServerCaches, expected: tuple[Later, ...]) -> None:
     assert kept.lines() == expected
 
 
-LIMITS: dict[str, tuple[int | None, int | None, tuple[int, int]]] = {
-    "the server's own": (None, None, (8192, 32)),
-    "a smaller cache": (512, None, (512, 32)),
-    "no cache": (0, None, (0, 32)),
-    "a cache without a limit": (-1, None, (-1, 32)),
-    "other checkpoints": (None, 64, (8192, 64)),
-    "none": (0, 0, (0, 0)),
-}
-
-
-@pytest.mark.parametrize(("cache_ram", "ctx_checkpoints", "expected"), LIMITS.values(), ids=LIMITS)
+@named_cases(
+    ("the server's own", None, None, (8192, 32)),
+    ("a smaller cache", 512, None, (512, 32)),
+    ("no cache", 0, None, (0, 32)),
+    ("a cache without a limit", -1, None, (-1, 32)),
+    ("other checkpoints", None, 64, (8192, 64)),
+    ("none", 0, 0, (0, 0)),
+)
 def test_the_servers_own_limits(cache_ram: int | None, ctx_checkpoints: int | None, expected: tuple[int, int]) -> None:
     found = server_caches(facts("llama-server"), 4, 100, 10, cache_ram, ctx_checkpoints, cache_idle_slots=None)
     assert found.saves_idle
@@ -69,38 +64,32 @@ def fit(own: ServerCaches, room: int, cache: bool = False, checkpoints: bool = F
     return found.cache_ram, found.ctx_checkpoints
 
 
-ROOMS: dict[str, tuple[ServerCaches, int, tuple[int, int]]] = {
-    "more than enough": (OWN, 100 * GIB, (8192, 32)),
-    "just enough": (OWN, 8 * GIB + 1280 * MIB, (8192, 32)),
-    "a byte less": (OWN, 8 * GIB + 1280 * MIB - 1, (8191, 32)),
-    "twice the checkpoints": (OWN, 2560 * MIB, (1280, 32)),
-    "half for checkpoints": (OWN, 800 * MIB, (400, 10)),
-    "no room for one in each slot": (OWN, 39 * MIB, (39, 0)),
-    "one checkpoint in each slot": (OWN, 80 * MIB, (40, 1)),
-    "nothing": (OWN, 0, (0, 0)),
-    "less than nothing": (OWN, -5 * GIB, (0, 0)),
-    "what the cache leaves goes to checkpoints": (replace(OWN, cache_ram=100), 1000 * MIB, (100, 22)),
-    "no checkpoints are made": (replace(OWN, checkpoint=0), 500 * MIB, (500, 32)),
-    "no limit, and room": (replace(OWN, cache_ram=-1), 10 * GIB, (10 * 1024 - 1280, 32)),
-    "no cache": (replace(OWN, cache_ram=0), 400 * MIB, (0, 10)),
-}
-
-
-@pytest.mark.parametrize(("own", "room", "expected"), ROOMS.values(), ids=ROOMS)
+@named_cases(
+    ("more than enough", OWN, 100 * GIB, (8192, 32)),
+    ("just enough", OWN, 8 * GIB + 1280 * MIB, (8192, 32)),
+    ("a byte less", OWN, 8 * GIB + 1280 * MIB - 1, (8191, 32)),
+    ("twice the checkpoints", OWN, 2560 * MIB, (1280, 32)),
+    ("half for checkpoints", OWN, 800 * MIB, (400, 10)),
+    ("no room for one in each slot", OWN, 39 * MIB, (39, 0)),
+    ("one checkpoint in each slot", OWN, 80 * MIB, (40, 1)),
+    ("nothing", OWN, 0, (0, 0)),
+    ("less than nothing", OWN, -5 * GIB, (0, 0)),
+    ("what the cache leaves goes to checkpoints", replace(OWN, cache_ram=100), 1000 * MIB, (100, 22)),
+    ("no checkpoints are made", replace(OWN, checkpoint=0), 500 * MIB, (500, 32)),
+    ("no limit, and room", replace(OWN, cache_ram=-1), 10 * GIB, (10 * 1024 - 1280, 32)),
+    ("no cache", replace(OWN, cache_ram=0), 400 * MIB, (0, 10)),
+)
 def test_the_room_is_shared_out(own: ServerCaches, room: int, expected: tuple[int, int]) -> None:
     assert fit(own, room) == expected
 
 
-FIXED: dict[str, tuple[int, bool, bool, tuple[int, int]]] = {
-    "the cache, with room for it": (8 * GIB + 400 * MIB, True, False, (8192, 10)),
-    "the cache, without": (GIB, True, False, (8192, 0)),
-    "the checkpoints, with room for them": (1280 * MIB + 7 * MIB, False, True, (7, 32)),
-    "the checkpoints, without": (MIB, False, True, (0, 32)),
-    "both": (0, True, True, (8192, 32)),
-}
-
-
-@pytest.mark.parametrize(("room", "cache", "checkpoints", "expected"), FIXED.values(), ids=FIXED)
+@named_cases(
+    ("the cache, with room for it", 8 * GIB + 400 * MIB, True, False, (8192, 10)),
+    ("the cache, without", GIB, True, False, (8192, 0)),
+    ("the checkpoints, with room for them", 1280 * MIB + 7 * MIB, False, True, (7, 32)),
+    ("the checkpoints, without", MIB, False, True, (0, 32)),
+    ("both", 0, True, True, (8192, 32)),
+)
 def test_what_the_user_sets_stays(room: int, cache: bool, checkpoints: bool, expected: tuple[int, int]) -> None:
     assert fit(OWN, room, cache, checkpoints) == expected
 

@@ -20,6 +20,7 @@ from fitter.programs.finding import ServerProgram, check_same_build, find_server
 from fitter.programs.prompts import feed
 from fitter.programs.resident import Resident, resident
 from fitter.programs.running_server import Gone
+from tests.support.cases import cases, named_cases
 from tests.support.patience import SECONDS, until, with_more_time
 
 SH = "/bin/sh"
@@ -34,15 +35,12 @@ def is_there(pid: int) -> bool:
         return False
 
 
-ENDINGS: dict[str, tuple[str, int, str]] = {
-    "by itself": ("echo said; exit 3", 3, "said\n"),
-    "by a signal": ("kill -11 $$", -11, ""),
-    "asked to": ("echo ready; exec sleep 600", -15, "ready\n"),
-    "killed, as it does not": ("trap '' TERM; echo ready; while :; do sleep 1; done", -9, "ready\n"),
-}
-
-
-@pytest.mark.parametrize(("script", "status", "output"), ENDINGS.values(), ids=ENDINGS)
+@named_cases(
+    ("by itself", "echo said; exit 3", 3, "said\n"),
+    ("by a signal", "kill -11 $$", -11, ""),
+    ("asked to", "echo ready; exec sleep 600", -15, "ready\n"),
+    ("killed, as it does not", "trap '' TERM; echo ready; while :; do sleep 1; done", -9, "ready\n"),
+)
 def test_how_a_program_ends(script: str, status: int, output: str) -> None:
     with SupervisedProgram([SH, "-c", script], os.environ) as program:
         said = program.output.readline() if output else b""
@@ -74,8 +72,8 @@ def test_it_has_no_input_and_the_environment_that_was_given() -> None:
     assert program.output.read() == b"1\n"
 
 
-@pytest.mark.parametrize(("name", "error"), [("gone", FileNotFoundError), ("plain", PermissionError)])
-def test_a_program_that_cannot_be_started(tmp_path: Path, name: str, error: type[OSError]) -> None:
+@cases(("gone", FileNotFoundError), ("plain", PermissionError))
+def test_a_program_that_cannot_be_started(name: str, error: type[OSError], tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("x")
     with pytest.raises(error) as caught:
         SupervisedProgram([str(tmp_path / name)], os.environ)
@@ -120,14 +118,8 @@ def test_where_a_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 PLANNED = LlamaCpp("0.5.0 (ggml 0.25.3, commit 0c1e57098)", "0.25.3", "0c1e570-dirty", "libllama.so", "key", "")
 
 
-@pytest.mark.parametrize(
-    ("version", "commit"),
-    [
-        ("0.5.0-dev (build 1, commit 0c1e570)", "0c1e570"),
-        ("5920 (0c1e57098)", "0c1e57098"),
-        ("1 (unknown)", ""),
-        ("", ""),
-    ],
+@cases(
+    ("0.5.0-dev (build 1, commit 0c1e570)", "0c1e570"), ("5920 (0c1e57098)", "0c1e57098"), ("1 (unknown)", ""), ("", "")
 )
 def test_the_commit_that_a_server_says(version: str, commit: str) -> None:
     server = ServerProgram("/llama-server", version)
@@ -244,7 +236,7 @@ def test_prompts_fill_the_slots() -> None:
     assert all(0 <= token < 1000 for _, body in server.asked for token in body["prompt"])
 
 
-@pytest.mark.parametrize(("room", "n_vocab"), [(1, 1), (5, 3), (100_000, 2)])
+@cases((1, 1), (5, 3), (100_000, 2))
 def test_prompts_of_odd_servers(room: int, n_vocab: int) -> None:
     server = Server()
     fed = sent(server, room=room, n_vocab=n_vocab, number=6)

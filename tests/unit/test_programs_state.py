@@ -10,6 +10,7 @@ from fitter.errors import LlamaCppError
 from fitter.llama.types import Cache, Caches, CacheTensor
 from fitter.programs.outputs import output_bytes
 from fitter.programs.state import SequenceState, state_of
+from tests.support.cases import named_cases
 
 K, V = CacheTensor("cache_k_l0", 64, 512, 1), CacheTensor("cache_v_l0", 32, 512, 1)
 PLAIN = Cache("kv", 512, 1, 1, (K, V), cell_bytes=12)
@@ -37,87 +38,74 @@ def window(n: int) -> int:
     return 8 + (8 + 12 * n + 12 + 64 * n if n else 0)
 
 
-@pytest.mark.parametrize(
-    ("caches", "n_tokens", "full", "checkpoint"),
-    [
-        pytest.param(of(), 100, 8, 8, id="no cache"),
-        pytest.param(of(PLAIN), 0, 8 + plain(0), 8 + plain(0), id="dense, empty"),
-        pytest.param(of(PLAIN), 100, 8 + plain(100), 8 + plain(100), id="dense"),
-        pytest.param(of(replace(PLAIN, n_stream=4)), 100, 20 + plain(100), 20 + plain(100), id="dense, four streams"),
-        pytest.param(replace(of(PLAIN), has_rotations=True), 0, 8 + plain(0), 8 + plain(0), id="b11413, empty"),
-        pytest.param(replace(of(PLAIN), has_rotations=True), 9, 16 + plain(9), 16 + plain(9), id="b11413"),
-        pytest.param(replace(of(PLAIN), empty_partial=8), 9, 8 + plain(9), 8, id="no checkpoint of what can be cut"),
-        pytest.param(of(PLAIN, WINDOW, n_swa=32), 31, 8 + plain(31) + window(31), 8 + window(31), id="in the window"),
-        pytest.param(of(PLAIN, WINDOW, n_swa=32), 100, 8 + plain(100) + window(32), 8 + window(32), id="behind it"),
-        pytest.param(
-            of(PLAIN, WINDOW, n_swa=32, leaves_out_masked=False),
-            *(300, 8 + plain(300) + window(256), 8 + window(256)),
-            id="all that the cache has room for",
-        ),
-        pytest.param(
-            of(PLAIN, WINDOW, n_swa=32, is_chunked=True),
-            *(64, 8 + plain(64) + window(32), 8 + window(32)),
-            id="at the end of a chunk",
-        ),
-        pytest.param(
-            of(PLAIN, WINDOW, n_swa=32, is_chunked=True),
-            *(65, 8 + plain(65) + window(1), 8 + window(1)),
-            id="at the beginning of a chunk",
-        ),
-        pytest.param(of(PLAIN, STATES), 0, 8 + plain(0) + 44, 8 + 44, id="hybrid, empty"),
-        pytest.param(of(PLAIN, STATES), 9, 8 + plain(9) + 44 + 308, 8 + 44 + 308, id="hybrid"),
-        pytest.param(of(STATES), 9, 8 + 44 + 308, 8 + 44 + 308, id="recurrent"),
-        pytest.param(
-            of(WINDOW, COMPRESSED, COMPRESSOR, n_swa=32),
-            *(
-                103,
-                20 + window(32) + 16 + 4 + 28 + 25 * 64 + 24 + 4 + 2 * (28 + 8 * 64),
-                20 + window(32) + 28 + 2 * 540,
-            ),
-            id="compressed",
-        ),
-    ],
+@named_cases(
+    ("no cache", of(), 100, 8, 8),
+    ("dense, empty", of(PLAIN), 0, 8 + plain(0), 8 + plain(0)),
+    ("dense", of(PLAIN), 100, 8 + plain(100), 8 + plain(100)),
+    ("dense, four streams", of(replace(PLAIN, n_stream=4)), 100, 20 + plain(100), 20 + plain(100)),
+    ("b11413, empty", replace(of(PLAIN), has_rotations=True), 0, 8 + plain(0), 8 + plain(0)),
+    ("b11413", replace(of(PLAIN), has_rotations=True), 9, 16 + plain(9), 16 + plain(9)),
+    ("no checkpoint of what can be cut", replace(of(PLAIN), empty_partial=8), 9, 8 + plain(9), 8),
+    ("in the window", of(PLAIN, WINDOW, n_swa=32), 31, 8 + plain(31) + window(31), 8 + window(31)),
+    ("behind it", of(PLAIN, WINDOW, n_swa=32), 100, 8 + plain(100) + window(32), 8 + window(32)),
+    (
+        "all that the cache has room for",
+        of(PLAIN, WINDOW, n_swa=32, leaves_out_masked=False),
+        *(300, 8 + plain(300) + window(256), 8 + window(256)),
+    ),
+    (
+        "at the end of a chunk",
+        of(PLAIN, WINDOW, n_swa=32, is_chunked=True),
+        *(64, 8 + plain(64) + window(32), 8 + window(32)),
+    ),
+    (
+        "at the beginning of a chunk",
+        of(PLAIN, WINDOW, n_swa=32, is_chunked=True),
+        *(65, 8 + plain(65) + window(1), 8 + window(1)),
+    ),
+    ("hybrid, empty", of(PLAIN, STATES), 0, 8 + plain(0) + 44, 8 + 44),
+    ("hybrid", of(PLAIN, STATES), 9, 8 + plain(9) + 44 + 308, 8 + 44 + 308),
+    ("recurrent", of(STATES), 9, 8 + 44 + 308, 8 + 44 + 308),
+    (
+        "compressed",
+        of(WINDOW, COMPRESSED, COMPRESSOR, n_swa=32),
+        *(103, 20 + window(32) + 16 + 4 + 28 + 25 * 64 + 24 + 4 + 2 * (28 + 8 * 64), 20 + window(32) + 28 + 2 * 540),
+    ),
 )
 def test_a_state_is_the_sum_of_its_parts(caches: Caches, n_tokens: int, full: int, checkpoint: int) -> None:
     state = SequenceState(caches)
     assert (state.full(n_tokens), state.checkpoint(n_tokens)) == (full, checkpoint)
 
 
-@pytest.mark.parametrize(
-    ("caches", "full", "checkpoint"),
-    [
-        pytest.param(of(PLAIN), 8 + plain(512), 8 + plain(512), id="dense"),
-        pytest.param(of(PLAIN, WINDOW, n_swa=32), 8 + plain(512) + window(32), 8 + window(32), id="window"),
-        pytest.param(
-            of(PLAIN, WINDOW, n_swa=30, is_chunked=True),
-            *(8 + plain(512) + window(30), 8 + window(30)),
-            id="a whole chunk, though the context ends within one",
-        ),
-        pytest.param(
-            of(PLAIN, replace(WINDOW, cell_bytes=24), n_swa=32),
-            *(8 + plain(512) + window(256) + 12 * 256, 8 + window(256) + 12 * 256),
-            id="images, whose tokens share positions",
-        ),
-        pytest.param(of(STATES), 8 + 44 + 308, 8 + 44 + 308, id="recurrent"),
-    ],
+@named_cases(
+    ("dense", of(PLAIN), 8 + plain(512), 8 + plain(512)),
+    ("window", of(PLAIN, WINDOW, n_swa=32), 8 + plain(512) + window(32), 8 + window(32)),
+    (
+        "a whole chunk, though the context ends within one",
+        of(PLAIN, WINDOW, n_swa=30, is_chunked=True),
+        *(8 + plain(512) + window(30), 8 + window(30)),
+    ),
+    (
+        "images, whose tokens share positions",
+        of(PLAIN, replace(WINDOW, cell_bytes=24), n_swa=32),
+        *(8 + plain(512) + window(256) + 12 * 256, 8 + window(256) + 12 * 256),
+    ),
+    ("recurrent", of(STATES), 8 + 44 + 308, 8 + 44 + 308),
 )
 def test_the_largest_state_is_that_of_a_full_context(caches: Caches, full: int, checkpoint: int) -> None:
     state = SequenceState(caches)
     assert (state.largest, state.largest_checkpoint) == (full, checkpoint)
 
 
-@pytest.mark.parametrize(
-    ("caches", "swa_full", "removal", "needed"),
-    [
-        pytest.param(of(), False, "none", False, id="no cache"),
-        pytest.param(of(PLAIN), False, "any", False, id="dense"),
-        pytest.param(of(PLAIN, WINDOW, n_swa=32), False, "any", True, id="window"),
-        pytest.param(of(PLAIN, WINDOW, n_swa=32), True, "any", False, id="window in full"),
-        pytest.param(of(PLAIN, STATES), True, "whole", True, id="hybrid"),
-        pytest.param(replace(of(PLAIN, STATES), n_rs_seq=3), True, "bounded", True, id="hybrid with snapshots"),
-        pytest.param(of(WINDOW, COMPRESSED, COMPRESSOR, n_swa=32), True, "whole", True, id="compressed"),
-        pytest.param(of(n_swa=32), False, "none", False, id="window without a cache"),
-    ],
+@named_cases(
+    ("no cache", of(), False, "none", False),
+    ("dense", of(PLAIN), False, "any", False),
+    ("window", of(PLAIN, WINDOW, n_swa=32), False, "any", True),
+    ("window in full", of(PLAIN, WINDOW, n_swa=32), True, "any", False),
+    ("hybrid", of(PLAIN, STATES), True, "whole", True),
+    ("hybrid with snapshots", replace(of(PLAIN, STATES), n_rs_seq=3), True, "bounded", True),
+    ("compressed", of(WINDOW, COMPRESSED, COMPRESSOR, n_swa=32), True, "whole", True),
+    ("window without a cache", of(n_swa=32), False, "none", False),
 )
 def test_who_needs_checkpoints(caches: Caches, swa_full: bool, removal: str, needed: bool) -> None:
     state = SequenceState(caches, swa_full)

@@ -23,6 +23,7 @@ import typing_extensions
 import fitter
 from fitter import api
 from fitter.planning.plan.plan import FileStamp, Problem
+from tests.support.cases import cases, named_cases
 from tests.support.plans import MIB, make_plan, make_price
 
 PROBLEM = Problem("host", 244 * MIB, "the host is 244 MiB short")
@@ -129,13 +130,10 @@ def test_a_plan_as_text_is_its_table() -> None:
     assert lines[-1] == "  KV cache  512.0 MiB of f16"
 
 
-@pytest.mark.parametrize(
-    ("plan", "text"),
-    [
-        (plan_of(), "<Plan: Model 8B fits, n_ctx=4096, on CUDA0, CUDA1>"),
-        (plan_of(devices=()), "<Plan: Model 8B fits, n_ctx=4096, on the host>"),
-        (plan_of(problems=(PROBLEM,)), "<Plan: Model 8B does not fit, n_ctx=4096, on CUDA0, CUDA1>"),
-    ],
+@cases(
+    (plan_of(), "<Plan: Model 8B fits, n_ctx=4096, on CUDA0, CUDA1>"),
+    (plan_of(devices=()), "<Plan: Model 8B fits, n_ctx=4096, on the host>"),
+    (plan_of(problems=(PROBLEM,)), "<Plan: Model 8B does not fit, n_ctx=4096, on CUDA0, CUDA1>"),
 )
 def test_a_plan_in_one_line(plan: api.Plan, text: str) -> None:
     assert repr(plan) == text
@@ -190,17 +188,14 @@ def before_fit_keywords(plan: api.Plan) -> api.Plan:
     return read
 
 
-COPIES: dict[str, Callable[[api.Plan], api.Plan]] = {
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda plan: pickle.loads(pickle.dumps(plan)),
-    "a pickle of an earlier version": earlier,
-    "a pickle with an earlier name": before_fit_keywords,
-    "replace": replace,
-}
-
-
-@pytest.mark.parametrize("made", COPIES.values(), ids=COPIES)
+@named_cases(
+    ("copy", copy.copy),
+    ("deepcopy", copy.deepcopy),
+    ("pickle", lambda plan: pickle.loads(pickle.dumps(plan))),
+    ("a pickle of an earlier version", earlier),
+    ("a pickle with an earlier name", before_fit_keywords),
+    ("replace", replace),
+)
 def test_a_copy_is_the_plan(made: Callable[[api.Plan], api.Plan]) -> None:
     plan = replace(plan_of(), fit_keywords={"n_ctx": 4096}, files=(FileStamp("model.gguf", 1, 2),))
     found = made(plan)

@@ -17,19 +17,18 @@ from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.ask import Ask
 from fitter.planning.speed.cost import Estimate, Workload
 from fitter.programs import Attempt
+from tests.support.cases import cases, named_cases
 from tests.support.plans import make_plan
 
-CHOICES = {
-    "tensor is clearly faster": (("tensor", 10.0, 4096, True), ("layer", 12.0, 4096, True), "tensor"),
-    "tensor is hardly faster": (("tensor", 10.0, 4096, True), ("layer", 10.1, 4096, True), "layer"),
-    "tensor has far less context": (("tensor", 10.0, 4096, True), ("layer", 11.1, 16384, True), "layer"),
-    "more context takes too long": (("tensor", 10.0, 4096, True), ("layer", 12.0, 16384, True), "tensor"),
-    "only tensor fits": (("tensor", 10.0, 4096, True), ("layer", 1.0, 4096, False), "tensor"),
-    "only layer fits": (("tensor", 1.0, 4096, False), ("layer", 10.0, 4096, True), "layer"),
-}
 
-
-@pytest.mark.parametrize(("tensor", "layer", "expected"), CHOICES.values(), ids=CHOICES)
+@named_cases(
+    ("tensor is clearly faster", ("tensor", 10.0, 4096, True), ("layer", 12.0, 4096, True), "tensor"),
+    ("tensor is hardly faster", ("tensor", 10.0, 4096, True), ("layer", 10.1, 4096, True), "layer"),
+    ("tensor has far less context", ("tensor", 10.0, 4096, True), ("layer", 11.1, 16384, True), "layer"),
+    ("more context takes too long", ("tensor", 10.0, 4096, True), ("layer", 12.0, 16384, True), "tensor"),
+    ("only tensor fits", ("tensor", 10.0, 4096, True), ("layer", 1.0, 4096, False), "tensor"),
+    ("only layer fits", ("tensor", 1.0, 4096, False), ("layer", 10.0, 4096, True), "layer"),
+)
 def test_which_split_mode_is_chosen(
     tensor: tuple[SplitMode, float, int, bool], layer: tuple[SplitMode, float, int, bool], expected: str
 ) -> None:
@@ -52,34 +51,29 @@ def test_a_request_without_a_prompt_can_be_fast_at_prompts() -> None:
     assert _chosen(plans, objective="prompt").params.split_mode == "tensor"
 
 
-REFUSALS: dict[str, tuple[FitterError, str]] = {
-    "one device": (
+@named_cases(
+    (
+        "one device",
         UsageError("split mode 'tensor' needs two devices or more, and there is only CUDA0: use --split-mode layer"),
         "split mode 'tensor' needs two devices or more, and there is only CUDA0",
     ),
-    "another build": (
+    (
+        "another build",
         LibraryError("planned for ggml 1 only: use --split-mode layer, or more"),
         "planned for ggml 1 only",
     ),
-    "a crash": (LlamaCppError("llama.cpp was ended by SIGSEGV"), "llama.cpp was ended by SIGSEGV"),
-    "no time": (TimeLimitError("no plan was found in time: raise it"), "no plan was found in time: raise it"),
-}
-
-
-@pytest.mark.parametrize(("error", "said"), REFUSALS.values(), ids=REFUSALS)
+    ("a crash", LlamaCppError("llama.cpp was ended by SIGSEGV"), "llama.cpp was ended by SIGSEGV"),
+    ("no time", TimeLimitError("no plan was found in time: raise it"), "no plan was found in time: raise it"),
+)
 def test_why_there_is_no_plan_with_tensor_is_said(error: FitterError, said: str) -> None:
     plan = _chosen({"layer": _plan("layer", 10.0, 4096, True), "tensor": error})
     assert plan.params.split_mode == "layer" and not plan.choices
     assert plan.notes == (f"planned with split mode 'layer' alone: {said}",)
 
 
-@pytest.mark.parametrize(
-    "answers",
-    [
-        {"layer": ModelError("no such file"), "tensor": None},
-        {"layer": None, "tensor": RemoteError("the server is gone")},
-    ],
-    ids=["layer fails", "a server is gone"],
+@named_cases(
+    ("layer fails", {"layer": ModelError("no such file"), "tensor": None}),
+    ("a server is gone", {"layer": None, "tensor": RemoteError("the server is gone")}),
 )
 def test_what_ends_a_fit_is_raised(answers: dict[str, Any]) -> None:
     with pytest.raises((ModelError, RemoteError)):
@@ -159,7 +153,7 @@ OF_PROGRAMS: dict[str, tuple[list[list[Attempt]], dict[str, Plan | None], str]] 
 }
 
 
-@pytest.mark.parametrize(("groups", "plans", "expected"), OF_PROGRAMS.values(), ids=OF_PROGRAMS)
+@cases(OF_PROGRAMS)
 def test_which_plan_a_program_is_told(
     groups: list[list[Attempt]], plans: dict[str, Plan | None], expected: str
 ) -> None:

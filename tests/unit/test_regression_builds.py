@@ -29,21 +29,20 @@ from fitter.regression.build_comparison import (
     same_parameters,
 )
 from fitter.regression.cases import Case, Growth, read_builds
+from tests.support.cases import named_cases
 from tests.support.plans import GIB, MIB, make_plan, shared_use
 
-LABELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "directories": (("builds/b10361", "builds/v0.5.0"), ("b10361", "v0.5.0")),
-    "what they all end with tells nothing": (("old/build/bin", "/opt/new/build/bin"), ("old", "new")),
-    "as much as is needed": (("a/x/bin", "a/y/bin", "b/x/bin"), ("a/x", "a/y", "b/x")),
-    "one is the end of another": (("bin", "new/bin"), ("bin", "new")),
-    "llama-cpp-python": (("builds/v0.5.0", "python"), ("v0.5.0", "python")),
-    "the same twice": (("builds/v0.5.0", "builds/v0.5.0"), ("v0.5.0", "v0.5.0")),
-    "the same of three": (("builds/a", "builds/b", "builds/a"), ("a", "b", "a")),
-    "the root": (("/", "builds/a"), ("/", "a")),
-}
 
-
-@pytest.mark.parametrize(("builds", "expected"), LABELS.values(), ids=LABELS)
+@named_cases(
+    ("directories", ("builds/b10361", "builds/v0.5.0"), ("b10361", "v0.5.0")),
+    ("what they all end with tells nothing", ("old/build/bin", "/opt/new/build/bin"), ("old", "new")),
+    ("as much as is needed", ("a/x/bin", "a/y/bin", "b/x/bin"), ("a/x", "a/y", "b/x")),
+    ("one is the end of another", ("bin", "new/bin"), ("bin", "new")),
+    ("llama-cpp-python", ("builds/v0.5.0", "python"), ("v0.5.0", "python")),
+    ("the same twice", ("builds/v0.5.0", "builds/v0.5.0"), ("v0.5.0", "v0.5.0")),
+    ("the same of three", ("builds/a", "builds/b", "builds/a"), ("a", "b", "a")),
+    ("the root", ("/", "builds/a"), ("/", "a")),
+)
 def test_short_names(builds: tuple[str, ...], expected: tuple[str, ...]) -> None:
     assert labels(builds) == expected
 
@@ -72,21 +71,21 @@ def compared(after: OnBuild, plan: Plan | None = None, growth: Growth | None = N
 # --- what fits. 2404 MiB of each 8 GiB are used, and 1 GiB is to stay free.
 
 LEFT = 8 * GIB - GIB - 2404 * MIB
-FITS: dict[str, tuple[Plan, OnBuild, dict[str, int]]] = {
-    "the margin is kept": (make_plan(), with_more(make_plan(), compute=LEFT), {}),
-    "a byte too much": (make_plan(), with_more(make_plan(), compute=LEFT + 1), {"CUDA1": 1}),
-    "a real load takes the margin": (make_plan(), with_more(make_plan(), model=LEFT), {}),
-    "an unlimited host": (make_plan(), with_more(make_plan(), "CPU", compute=99 * GIB), {}),
-    "a host": (
+
+
+@named_cases(
+    ("the margin is kept", make_plan(), with_more(make_plan(), compute=LEFT), {}),
+    ("a byte too much", make_plan(), with_more(make_plan(), compute=LEFT + 1), {"CUDA1": 1}),
+    ("a real load takes the margin", make_plan(), with_more(make_plan(), model=LEFT), {}),
+    ("an unlimited host", make_plan(), with_more(make_plan(), "CPU", compute=99 * GIB), {}),
+    (
+        "a host",
         make_plan(host_free=2 * GIB),
         with_more(make_plan(host_free=2 * GIB), "CPU", model=GIB),
         {"host": 320 * MIB},
     ),
-    "a host that may page": (make_plan(host_free=GIB), with_more(make_plan(host_free=GIB), "CPU", model=GIB), {}),
-}
-
-
-@pytest.mark.parametrize(("plan", "after", "missing"), FITS.values(), ids=FITS)
+    ("a host that may page", make_plan(host_free=GIB), with_more(make_plan(host_free=GIB), "CPU", model=GIB), {}),
+)
 def test_whether_it_still_fits(plan: Plan, after: OnBuild, missing: dict[str, int]) -> None:
     assert plan.fits
     assert after.missing == missing
@@ -208,15 +207,12 @@ def test_another_plan() -> None:
     ]
 
 
-LAYERS: dict[str, tuple[Plan, int]] = {
-    "all": (make_plan(), 33),
-    "all, as llama.cpp says it": (make_plan(replace(make_plan().params, n_gpu_layers=-1)), 33),
-    "more than there are": (make_plan(replace(make_plan().params, n_gpu_layers=99)), 33),
-    "none without a device": (make_plan(devices=()), 0),
-}
-
-
-@pytest.mark.parametrize(("plan", "layers"), LAYERS.values(), ids=LAYERS)
+@named_cases(
+    ("all", make_plan(), 33),
+    ("all, as llama.cpp says it", make_plan(replace(make_plan().params, n_gpu_layers=-1)), 33),
+    ("more than there are", make_plan(replace(make_plan().params, n_gpu_layers=99)), 33),
+    ("none without a device", make_plan(devices=()), 0),
+)
 def test_layers_on_devices(plan: Plan, layers: int) -> None:
     few = make_plan(replace(make_plan().params, n_gpu_layers=5))
     assert [move.after for move in own_plans(few, plan) if move.unit == "layers"] == [layers]
@@ -287,16 +283,13 @@ def test_builds_of_a_file(tmp_path: Path) -> None:
         assert str(caught.value).endswith(sentence)
 
 
-BAD_BUILDS: dict[str, tuple[Sequence[str], type[Exception], str]] = {
-    "none": ((), UsageError, "builds are compared, and there are not two"),
-    "one": (("python",), UsageError, "builds are compared, and there are not two"),
-    "a text": ("python", UsageError, "builds are compared, and there are not two"),
-    "not there": (("python", "/no/such"), UsageError, "llama_cpp '/no/such' is not there"),
-    "no llama.cpp": (("python", "/dev"), LibraryError, "there is no libllama.so in /dev"),
-}
-
-
-@pytest.mark.parametrize(("builds", "kind", "sentence"), BAD_BUILDS.values(), ids=BAD_BUILDS)
+@named_cases(
+    ("none", (), UsageError, "builds are compared, and there are not two"),
+    ("one", ("python",), UsageError, "builds are compared, and there are not two"),
+    ("a text", "python", UsageError, "builds are compared, and there are not two"),
+    ("not there", ("python", "/no/such"), UsageError, "llama_cpp '/no/such' is not there"),
+    ("no llama.cpp", ("python", "/dev"), LibraryError, "there is no libllama.so in /dev"),
+)
 def test_builds_that_cannot_be_compared(builds: Sequence[str], kind: type[Exception], sentence: str) -> None:
     with pytest.raises(kind) as caught:
         compare_builds.compare_builds("a.gguf", builds)
@@ -319,18 +312,16 @@ ALLOWED = compared(with_more(make_plan(), compute=MIB), growth=Growth(part=0.01)
 REFUSED = compared(OnBuild("builds/new", error=LlamaCppError("unknown architecture")))
 NOWHERE = Compared(Subject("gone", Path("gone.gguf")), (), UsageError("gone.gguf: no such file"))
 
-STATUSES: dict[str, tuple[tuple[Compared, ...], int, int, str]] = {
-    "the same": ((SAME,), 0, 0, "1 case: 1 takes the same"),
-    "growth": ((SAME, GROWN), 4, 4, "2 cases: 1 takes more with new than with old, 1 takes the same"),
-    "does not fit": ((MISFIT, GROWN), 4, 4, "2 cases: 2 take more with new than with old"),
-    "within limits": ((ALLOWED,), 4, 0, "1 case: 1 changed within the limits"),
-    "another plan": ((PLANNED,), 4, 0, "1 case: 1 takes the same"),
-    "refused": ((REFUSED, GROWN), 3, 3, "2 cases: 1 takes more with new than with old, 1 could not be compared"),
-    "cannot be read": ((NOWHERE,), 2, 2, "1 case: 1 could not be compared"),
-}
 
-
-@pytest.mark.parametrize(("found", "diff", "history", "summary"), STATUSES.values(), ids=STATUSES)
+@named_cases(
+    ("the same", (SAME,), 0, 0, "1 case: 1 takes the same"),
+    ("growth", (SAME, GROWN), 4, 4, "2 cases: 1 takes more with new than with old, 1 takes the same"),
+    ("does not fit", (MISFIT, GROWN), 4, 4, "2 cases: 2 take more with new than with old"),
+    ("within limits", (ALLOWED,), 4, 0, "1 case: 1 changed within the limits"),
+    ("another plan", (PLANNED,), 4, 0, "1 case: 1 takes the same"),
+    ("refused", (REFUSED, GROWN), 3, 3, "2 cases: 1 takes more with new than with old, 1 could not be compared"),
+    ("cannot be read", (NOWHERE,), 2, 2, "1 case: 1 could not be compared"),
+)
 def test_exit_status(found: tuple[Compared, ...], diff: int, history: int, summary: str) -> None:
     assert (build_report.diff_status(found), build_report.history_status(found)) == (diff, history)
     assert build_report.summary(found, BUILDS) == summary
@@ -412,15 +403,12 @@ def test_csv_has_a_line_for_each_buffer_type() -> None:
     }
 
 
-BADGES: dict[str, tuple[tuple[Compared, ...], str, str]] = {
-    "the same": ((SAME, SAME), "unchanged", "brightgreen"),
-    "growth": ((SAME, GROWN), "1 of 2 grew", "orange"),
-    "within limits": ((ALLOWED, SAME), "within limits", "brightgreen"),
-    "refused": ((GROWN, REFUSED), "error", "lightgrey"),
-}
-
-
-@pytest.mark.parametrize(("found", "message", "color"), BADGES.values(), ids=BADGES)
+@named_cases(
+    ("the same", (SAME, SAME), "unchanged", "brightgreen"),
+    ("growth", (SAME, GROWN), "1 of 2 grew", "orange"),
+    ("within limits", (ALLOWED, SAME), "within limits", "brightgreen"),
+    ("refused", (GROWN, REFUSED), "error", "lightgrey"),
+)
 def test_a_badge(found: tuple[Compared, ...], message: str, color: str) -> None:
     assert build_report.badge(found, BUILDS) == {
         "schemaVersion": 1,

@@ -11,6 +11,7 @@ from fitter import api
 from fitter.errors import UsageError
 from fitter.parameters.table import of_a_case
 from fitter.regression.cases import Budget, Case, Growth, read_cases, select, with_build
+from tests.support.cases import cases, named_cases
 
 GIB = 2**30
 MIB = 2**20
@@ -82,21 +83,18 @@ def test_files_beside_the_model_are_relative_as_well(tmp_path: Path) -> None:
     }
 
 
-BUILDS = {
-    "the installed llama-cpp-python's": ("python", "python"),
-    "a program on the PATH": ("llama-server", "{here}/bin/llama-server"),
-    "a program that is not there": ("llama-serve", "{here}/llama-serve"),
-    "a file in the current directory": ("mine", "{here}/mine"),
-    "a directory beside the file": ("builds", "{here}/builds"),
-    "a path below it": ("builds/v0.5.0", "{here}/builds/v0.5.0"),
-    "a path that is not there": ("builds/new", "{here}/builds/new"),
-    "a path above it": ("../llama.cpp", "{here}/../llama.cpp"),
-    "a path from the root": ("/opt/llama.cpp", "/opt/llama.cpp"),
-    "a path from home": ("~/llama.cpp", "/home/me/llama.cpp"),
-}
-
-
-@pytest.mark.parametrize(("text", "expected"), BUILDS.values(), ids=BUILDS)
+@named_cases(
+    ("the installed llama-cpp-python's", "python", "python"),
+    ("a program on the PATH", "llama-server", "{here}/bin/llama-server"),
+    ("a program that is not there", "llama-serve", "{here}/llama-serve"),
+    ("a file in the current directory", "mine", "{here}/mine"),
+    ("a directory beside the file", "builds", "{here}/builds"),
+    ("a path below it", "builds/v0.5.0", "{here}/builds/v0.5.0"),
+    ("a path that is not there", "builds/new", "{here}/builds/new"),
+    ("a path above it", "../llama.cpp", "{here}/../llama.cpp"),
+    ("a path from the root", "/opt/llama.cpp", "/opt/llama.cpp"),
+    ("a path from home", "~/llama.cpp", "/home/me/llama.cpp"),
+)
 def test_a_build_is_named_relative_to_the_file(
     text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,11 +164,8 @@ def test_a_pattern_may_be_a_path_from_the_root(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    ["{root}/**/*.gguf", "../*.gguf", "/**/*.gguf", "out/**/*.gguf", "ou?/*.gguf", "o*/../*.gguf", "**/../../*"],
-)
-def test_only_a_trusted_pattern_leads_out_of_the_directory(tmp_path: Path, pattern: str) -> None:
+@cases("{root}/**/*.gguf", "../*.gguf", "/**/*.gguf", "out/**/*.gguf", "ou?/*.gguf", "o*/../*.gguf", "**/../../*")
+def test_only_a_trusted_pattern_leads_out_of_the_directory(pattern: str, tmp_path: Path) -> None:
     cases = tmp_path / "cases"
     cases.mkdir()
     (tmp_path / "a.gguf").touch()
@@ -264,7 +259,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("text", "says"), WRONG.values(), ids=WRONG)
+@cases(WRONG)
 def test_one_clear_line(text: str | None, says: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "fitter.toml").write_text(text)
@@ -274,14 +269,12 @@ def test_one_clear_line(text: str | None, says: str, tmp_path: Path) -> None:
     assert "fitter.toml" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("0", 0.0), ("0.0", 0.0), ('"0%"', 0.0), ('"1.5 %"', 0.015), ('" 100% "', 1.0)]
-)
+@cases(("0", 0.0), ("0.0", 0.0), ('"0%"', 0.0), ('"1.5 %"', 0.015), ('" 100% "', 1.0))
 def test_slowdowns(text: str, expected: float, tmp_path: Path) -> None:
     assert cases_of(tmp_path, CASE + f"max_slowdown = {text}")["a"].max_slowdown == expected
 
 
-@pytest.mark.parametrize("speed", [1e-9, 0.5, 1, 1e15])
+@cases(1e-9, 0.5, 1, 1e15)
 def test_speeds(speed: float, tmp_path: Path) -> None:
     case = cases_of(tmp_path, CASE + f"budget.generation_tokens_per_second = {speed}")["a"]
     assert case.budget == Budget(generation_tokens_per_second=speed)
@@ -290,33 +283,27 @@ def test_speeds(speed: float, tmp_path: Path) -> None:
 NAMES = ("chat", "chat-q8", "Code/a", "code/b", "nota")
 
 
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ("chat", ["chat", "chat-q8"]),
-        ("CODE", ["Code/a", "code/b"]),
-        ("not chat", ["Code/a", "code/b", "nota"]),
-        ("chat or /a", ["chat", "chat-q8", "Code/a"]),
-        ("chat and not q8", ["chat"]),
-        ("not (chat or code)", ["nota"]),
-        ("not not chat", ["chat", "chat-q8"]),
-        ("chat and q8 or nota", ["chat-q8", "nota"]),
-        ("nota", ["nota"]),
-        ("xyz", []),
-        ("not not not chat", ["Code/a", "code/b", "nota"]),
-        ("code and (/a or /b) and not (/b and code)", ["Code/a"]),
-        ("(" * 50 + "nota" + ")" * 50, ["nota"]),
-    ],
+@cases(
+    ("chat", ["chat", "chat-q8"]),
+    ("CODE", ["Code/a", "code/b"]),
+    ("not chat", ["Code/a", "code/b", "nota"]),
+    ("chat or /a", ["chat", "chat-q8", "Code/a"]),
+    ("chat and not q8", ["chat"]),
+    ("not (chat or code)", ["nota"]),
+    ("not not chat", ["chat", "chat-q8"]),
+    ("chat and q8 or nota", ["chat-q8", "nota"]),
+    ("nota", ["nota"]),
+    ("xyz", []),
+    ("not not not chat", ["Code/a", "code/b", "nota"]),
+    ("code and (/a or /b) and not (/b and code)", ["Code/a"]),
+    ("(" * 50 + "nota" + ")" * 50, ["nota"]),
 )
 def test_selection(expression: str, expected: list[str]) -> None:
     cases = [Case(name, Path("a.gguf"), {}) for name in NAMES]
     assert [case.name for case in select(cases, expression)] == expected
 
 
-@pytest.mark.parametrize(
-    "expression",
-    ["", "or", "and", ")", "a or", "a or and", "a or )", "not", "not or", "(a", "a)", "a b", "()", "and a"],
-)
+@cases("", "or", "and", ")", "a or", "a or and", "a or )", "not", "not or", "(a", "a)", "a b", "()", "and a")
 def test_no_expression(expression: str) -> None:
     with pytest.raises(UsageError, match="is not an expression"):
         select([Case("a", Path("a"), {})], expression)

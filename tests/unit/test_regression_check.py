@@ -16,6 +16,7 @@ from fitter.regression.cases import Case
 from fitter.regression.check_cases import CaseResult, check, lock, lock_path, prune
 from fitter.regression.lockfile import Lock, Snapshot, read_lock, write_lock
 from fitter.regression.measuring import Measured, OnDone
+from tests.support.cases import cases, named_cases
 from tests.support.snapshots import MIB, SNAPSHOT, with_memory
 
 LARGER = with_memory(SNAPSHOT, compute=MIB)
@@ -78,9 +79,7 @@ def statuses(results: Sequence[CaseResult]) -> dict[str, str]:
     return {result.name: result.status for result in results}
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"), [(None, "x/fitter.lock"), ("y/other.lock", "y/other.lock")], ids=["beside", "given"]
-)
+@named_cases(("beside", None, "x/fitter.lock"), ("given", "y/other.lock", "y/other.lock"))
 def test_where_the_lock_is(given: str | None, expected: str) -> None:
     assert lock_path(Path("x/cases.toml"), Path(given) if given else None) == Path(expected)
 
@@ -113,14 +112,7 @@ def test_nothing_is_written_where_a_case_cannot_be_measured(file: Path, machine:
     assert not file.with_name("fitter.lock").exists()
 
 
-UPDATES = {
-    "one": (("a",), ["a"]),
-    "all of a pattern": (("code",), ["code/x", "code/y"]),
-    "one of a pattern, and another": (("code/y", "b"), ["b", "code/y"]),
-}
-
-
-@pytest.mark.parametrize("update", [("a",), ()], ids=["an update", "all cases"])
+@named_cases(("an update", ("a",)), ("all cases", ()))
 def test_what_others_write_meanwhile_stays(update: tuple[str, ...], file: Path, machine: Machine) -> None:
     locked(file)
 
@@ -138,7 +130,11 @@ def test_what_others_write_meanwhile_stays(update: tuple[str, ...], file: Path, 
     assert {name: snapshot for name, snapshot in stored(file).items() if name in changed} == changed
 
 
-@pytest.mark.parametrize(("names", "measured"), UPDATES.values(), ids=UPDATES)
+@named_cases(
+    ("one", ("a",), ["a"]),
+    ("all of a pattern", ("code",), ["code/x", "code/y"]),
+    ("one of a pattern, and another", ("code/y", "b"), ["b", "code/y"]),
+)
 def test_an_update_changes_these_alone(
     names: tuple[str, ...], measured: list[str], file: Path, machine: Machine
 ) -> None:
@@ -154,7 +150,7 @@ def test_an_update_changes_these_alone(
     }
 
 
-@pytest.mark.parametrize("names", [("cod",), ("a", "code/z"), ("code/",)])
+@cases((("cod",),), (("a", "code/z"),), (("code/",),))
 def test_an_update_of_no_case(names: tuple[str, ...], file: Path, machine: Machine) -> None:
     locked(file)
     with pytest.raises(UsageError, match=f"there is no case '{names[-1]}' in .*fitter.toml: "):
@@ -162,7 +158,7 @@ def test_an_update_of_no_case(names: tuple[str, ...], file: Path, machine: Machi
     assert machine.asked == []
 
 
-@pytest.mark.parametrize("function", [lock, prune])
+@cases((lock,), (prune,))
 def test_cases_are_no_lock(function: Any, file: Path, machine: Machine) -> None:
     before = file.read_text()
     with pytest.raises(UsageError, match="is the file with the cases: give the lock another name"):
@@ -224,13 +220,10 @@ def test_cases_on_one_side_only(file: Path, machine: Machine) -> None:
     assert said["z"] == f"the case is in {stored_in}, but not in {here}: run 'fitter lock --prune'"
 
 
-SELECTIONS = {
-    "some": ("code", {"code/x": "same", "code/y": "same", "coded": "same"}, ["code/x", "code/y", "coded"]),
-    "one that is not locked": ("a", {"a": "added"}, []),
-}
-
-
-@pytest.mark.parametrize(("expression", "expected", "asked"), SELECTIONS.values(), ids=SELECTIONS)
+@named_cases(
+    ("some", "code", {"code/x": "same", "code/y": "same", "coded": "same"}, ["code/x", "code/y", "coded"]),
+    ("one that is not locked", "a", {"a": "added"}, []),
+)
 def test_what_is_selected(
     expression: str, expected: dict[str, str], asked: list[str], file: Path, machine: Machine
 ) -> None:

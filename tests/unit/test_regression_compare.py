@@ -10,6 +10,7 @@ import pytest
 from fitter.regression.cases import Budget, Case, Growth
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import LockedDevice, LockedPool, LockedSpeed, Memory, Snapshot
+from tests.support.cases import cases
 from tests.support.snapshots import GIB, MIB, SNAPSHOT, with_memory, with_model
 
 USED = 5 * GIB + 256 * MIB
@@ -237,7 +238,7 @@ CAUSES: dict[str, tuple[Snapshot, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("measured", "causes"), CAUSES.values(), ids=CAUSES)
+@cases(CAUSES)
 def test_causes(measured: Snapshot, causes: list[str]) -> None:
     found = compare(CASE, SNAPSHOT, measured)
     assert list(map(str, found.causes)) == causes

@@ -17,6 +17,7 @@ from fitter.regression.lockfile import Snapshot
 from fitter.regression.plans import PlanDiff
 from fitter.regression.regression_documents import DIFF as DIFF_DOCUMENT
 from fitter.regression.regression_documents import MOVE
+from tests.support.cases import cases
 from tests.support.snapshots import GIB, SNAPSHOT, with_memory
 
 
@@ -98,7 +99,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("result", "expected"), CASES.values(), ids=CASES)
+@cases(CASES)
 def test_json(result: CaseResult, expected: dict[str, object]) -> None:
     passed = result is SAME
     assert check_report.check_to_dict([result]) == {"schema": 1, "passed": passed, "cases": [expected]}

@@ -9,6 +9,7 @@ import pytest
 from fitter.errors import UsageError
 from fitter.planning.fleet.members import Member
 from fitter.regression.fleets import read_fleet, requests_in
+from tests.support.cases import cases
 
 CASES = """
 [cases.chat]
@@ -151,8 +152,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+@cases(WRONG)
+def test_what_is_wrong_is_said_in_one_line(text: str, message: str, tmp_path: Path) -> None:
     path = written(tmp_path, "", text + CASES) if text.startswith("fleet =") else written(tmp_path, text)
     with pytest.raises(UsageError) as error:
         read_fleet(path)

@@ -18,6 +18,7 @@ from fitter.llama.types import Params, TensorInfo
 from fitter.regression import headers
 from fitter.regression.lockfile import Lock, LockedPool, alone, dumps, read_lock, write_lock
 from fitter.storage.files import replace_document
+from tests.support.cases import cases, named_cases
 from tests.support.snapshots import SNAPSHOT
 
 NOT_FITTING = replace(SNAPSHOT, fits=False, estimate=None, params=Params(devices=()), devices={})
@@ -50,30 +51,30 @@ def _umask() -> int:
 
 TEXT = dumps(Lock({"b": SNAPSHOT}))
 
-WRONG = {
-    "missing": (None, "fitter.lock does not exist: run 'fitter lock' to make it"),
-    "of a later fitter": (
+
+@named_cases(
+    ("missing", None, "fitter.lock does not exist: run 'fitter lock' to make it"),
+    (
+        "of a later fitter",
         "schema = 2\nmore = 1\n",
         "has schema 2, but this fitter reads schema 1: install a newer fitter",
     ),
-    "no lock": ("a = 1\n", "is not a lock that fitter wrote: run 'fitter lock' to make one"),
-    "a schema that is none": ("schema = true\n", "is not a lock that fitter wrote"),
-    "a schema below 1": ("schema = 0\n", "is damaged: run 'fitter lock'"),
-    "conflict": (
+    ("no lock", "a = 1\n", "is not a lock that fitter wrote: run 'fitter lock' to make one"),
+    ("a schema that is none", "schema = true\n", "is not a lock that fitter wrote"),
+    ("a schema below 1", "schema = 0\n", "is damaged: run 'fitter lock'"),
+    (
+        "conflict",
         "schema = 1\n<<<<<<< HEAD\na = 1\n=======\na = 2\n>>>>>>> main\n",
         "has a merge conflict in line 2: resolve it in fitter.toml, then run 'fitter lock'",
     ),
-    "no TOML": ("schema 1", "is not valid TOML"),
-    "no text": (b"\xff\xfe\x00", "is not UTF-8 text"),
-    "cut off": (TEXT[: TEXT.index("[cases.b.params]")], "the case 'b' is damaged .*: run 'fitter lock --update b'"),
-    "another type": (TEXT.replace("n_ctx = 8192", 'n_ctx = "8192"', 1), "the case 'b' is damaged"),
-    "an unknown key": (TEXT.replace("fits = true", "fits = true\nfit = 1"), "the case 'b' is damaged .*has no fit"),
-    "no table": ("schema = 1\n[cases]\nb = 1\n", "the case 'b' is damaged"),
-    "tables that are lists": ("schema = 1\ncases = []\n", "is damaged"),
-}
-
-
-@pytest.mark.parametrize(("content", "says"), WRONG.values(), ids=WRONG)
+    ("no TOML", "schema 1", "is not valid TOML"),
+    ("no text", b"\xff\xfe\x00", "is not UTF-8 text"),
+    ("cut off", TEXT[: TEXT.index("[cases.b.params]")], "the case 'b' is damaged .*: run 'fitter lock --update b'"),
+    ("another type", TEXT.replace("n_ctx = 8192", 'n_ctx = "8192"', 1), "the case 'b' is damaged"),
+    ("an unknown key", TEXT.replace("fits = true", "fits = true\nfit = 1"), "the case 'b' is damaged .*has no fit"),
+    ("no table", "schema = 1\n[cases]\nb = 1\n", "the case 'b' is damaged"),
+    ("tables that are lists", "schema = 1\ncases = []\n", "is damaged"),
+)
 def test_one_clear_line(content: str | bytes | None, says: str, tmp_path: Path) -> None:
     path = tmp_path / "fitter.lock"
     if content is not None:
@@ -246,7 +247,7 @@ def test_a_place_that_is_none_is_left_to_who_writes(tmp_path: Path) -> None:
         write_lock(path, LOCK)
 
 
-@pytest.mark.parametrize("kind", ["directory", "pipe", "device"])
+@cases("directory", "pipe", "device")
 def test_something_else_in_its_place(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "fitter.lock"
     if kind == "directory":

@@ -20,6 +20,7 @@ from fitter.regression.cases import Case
 from fitter.regression.headers import digest
 from fitter.regression.lockfile import LockedDevice, LockedHost, Memory, Snapshot
 from fitter.regression.measuring import measure_case
+from tests.support.cases import cases, named_cases
 from tests.support.snapshots import GIB, MIB, SNAPSHOT
 
 VERSION = "0.5.0 (ggml 0.25.3)"
@@ -144,27 +145,24 @@ def test_what_did_not_change_is_one_load(files: tuple[Path, ...]) -> None:
 
 
 # What was locked is another, so it is not even measured.
-OTHERS: dict[str, Callable[[Snapshot], Snapshot | None]] = {
-    "no lock": lambda locked: None,
-    "another fitter": lambda locked: replace(locked, fitter="0.0.1"),
-    "another llama.cpp": lambda locked: replace(locked, llama_cpp="0.4.0"),
-    "what did not fit": lambda locked: replace(locked, fits=False),
-    "other settings": lambda locked: replace(locked, settings={**locked.settings, "n_ubatch": 256}),
-    "a setting less": lambda locked: replace(locked, settings={"gpu": ("24GiB",)}),
-    "another file": lambda locked: model(locked, file="b-00001-of-00002.gguf"),
-    "another size of a file": lambda locked: model(locked, file_bytes=(108, 107)),
-    "another header": lambda locked: model(locked, header="sha256:00"),
-    "headers of more files": lambda locked: model(locked, header_bytes=(HEADER,) * 3),
-    "something beside the model": lambda locked: device(locked, shared=1),
-    "something beside it on the host": lambda locked: replace(locked, host=replace(locked.host, shared=1)),
-    "another card": lambda locked: device(locked, description="another"),
-    "a larger card": lambda locked: device(locked, total=CARD.total + 1),
-    "a fuller card": lambda locked: device(locked, free=CARD.free - 1),
-    "a card less": lambda locked: replace(locked, devices={**locked.devices, "CUDA1": locked.devices["CUDA0"]}),
-}
-
-
-@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+@named_cases(
+    ("no lock", lambda locked: None),
+    ("another fitter", lambda locked: replace(locked, fitter="0.0.1")),
+    ("another llama.cpp", lambda locked: replace(locked, llama_cpp="0.4.0")),
+    ("what did not fit", lambda locked: replace(locked, fits=False)),
+    ("other settings", lambda locked: replace(locked, settings={**locked.settings, "n_ubatch": 256})),
+    ("a setting less", lambda locked: replace(locked, settings={"gpu": ("24GiB",)})),
+    ("another file", lambda locked: model(locked, file="b-00001-of-00002.gguf")),
+    ("another size of a file", lambda locked: model(locked, file_bytes=(108, 107))),
+    ("another header", lambda locked: model(locked, header="sha256:00")),
+    ("headers of more files", lambda locked: model(locked, header_bytes=(HEADER,) * 3)),
+    ("something beside the model", lambda locked: device(locked, shared=1)),
+    ("something beside it on the host", lambda locked: replace(locked, host=replace(locked.host, shared=1))),
+    ("another card", lambda locked: device(locked, description="another")),
+    ("a larger card", lambda locked: device(locked, total=CARD.total + 1)),
+    ("a fuller card", lambda locked: device(locked, free=CARD.free - 1)),
+    ("a card less", lambda locked: replace(locked, devices={**locked.devices, "CUDA1": locked.devices["CUDA0"]})),
+)
 def test_what_changed_is_fitted_anew(change: Callable[[Snapshot], Snapshot | None], files: tuple[Path, ...]) -> None:
     worker = FakeWorker()
     assert measured(case_of(files), change(locked_of(files)), worker) is None
@@ -180,16 +178,13 @@ def test_a_byte_of_a_header_is_a_change(files: tuple[Path, ...]) -> None:
         assert (measured(case_of(files), locked, FakeWorker()) is locked) is holds
 
 
-LENGTHS = {
-    "as they are": ((HEADER, HEADER), True),
-    "the longest": ((1, 2**30), True),
-    "none": ((HEADER, 0), False),
-    "below none": ((-1, HEADER), False),
-    "beyond reason": ((HEADER, 2**30 + 1), False),
-}
-
-
-@pytest.mark.parametrize(("header_bytes", "holds"), LENGTHS.values(), ids=LENGTHS)
+@named_cases(
+    ("as they are", (HEADER, HEADER), True),
+    ("the longest", (1, 2**30), True),
+    ("none", (HEADER, 0), False),
+    ("below none", (-1, HEADER), False),
+    ("beyond reason", (HEADER, 2**30 + 1), False),
+)
 def test_a_header_has_a_length(header_bytes: tuple[int, ...], holds: bool, files: tuple[Path, ...]) -> None:
     locked = model(locked_of(files), header_bytes=header_bytes, header=digest(files, header_bytes))
     assert (measured(case_of(files), locked, FakeWorker()) is locked) is holds
@@ -204,7 +199,7 @@ def test_cards_of_a_library_are_measured_each_time(files: tuple[Path, ...], monk
     assert measured(case, replace(locked, settings=settings), FakeWorker()) is None
 
 
-@pytest.mark.parametrize(("program", "holds"), [("any", True), ("llama-server", False), ("llama-cpp-python", False)])
+@cases(("any", True), ("llama-server", False), ("llama-cpp-python", False))
 def test_a_program_is_asked_anew_what_it_takes(program: str, holds: bool, files: tuple[Path, ...]) -> None:
     locked = locked_of(files)
     settings = {**locked.settings, "program": program}
@@ -216,24 +211,21 @@ def rows(**changes: int) -> tuple[Row, ...]:
     return (replace(ROWS[0], **changes), *ROWS[1:])
 
 
-MEASURED: dict[str, FakeWorker] = {
-    "another context": FakeWorker(n_ctx=8191),
-    "a byte more weights": FakeWorker(rows(model=4 * GIB + 1)),
-    "a byte less cache": FakeWorker(rows(context=GIB - 1)),
-    "a byte more compute": FakeWorker(rows(compute=256 * MIB + 1)),
-    "the same bytes elsewhere": FakeWorker(rows(model=5 * GIB, context=0)),
-    "another buffer type": FakeWorker((replace(ROWS[0], buffer_type="CUDA0_Split"), *ROWS[1:])),
-    "another device": FakeWorker((replace(ROWS[0], device="CUDA1"), *ROWS[1:])),
-    "a device more": FakeWorker((*ROWS, Row("CUDA1", "CUDA1", False, 0, 0, 1))),
-    "less on the host": FakeWorker(ROWS[:1] + ROWS[2:]),
-    "a row of the host less": FakeWorker(ROWS[:3]),
-    "more on the host": FakeWorker((*ROWS, Row("CPU_REPACK", None, True, 1, 0, 0))),
-    "llama.cpp cannot load it": FakeWorker(error=LlamaCppError("no")),
-    "llama.cpp refuses it": FakeWorker(error=UsageError("no")),
-}
-
-
-@pytest.mark.parametrize("worker", MEASURED.values(), ids=MEASURED)
+@named_cases(
+    ("another context", FakeWorker(n_ctx=8191)),
+    ("a byte more weights", FakeWorker(rows(model=4 * GIB + 1))),
+    ("a byte less cache", FakeWorker(rows(context=GIB - 1))),
+    ("a byte more compute", FakeWorker(rows(compute=256 * MIB + 1))),
+    ("the same bytes elsewhere", FakeWorker(rows(model=5 * GIB, context=0))),
+    ("another buffer type", FakeWorker((replace(ROWS[0], buffer_type="CUDA0_Split"), *ROWS[1:]))),
+    ("another device", FakeWorker((replace(ROWS[0], device="CUDA1"), *ROWS[1:]))),
+    ("a device more", FakeWorker((*ROWS, Row("CUDA1", "CUDA1", False, 0, 0, 1)))),
+    ("less on the host", FakeWorker(ROWS[:1] + ROWS[2:])),
+    ("a row of the host less", FakeWorker(ROWS[:3])),
+    ("more on the host", FakeWorker((*ROWS, Row("CPU_REPACK", None, True, 1, 0, 0)))),
+    ("llama.cpp cannot load it", FakeWorker(error=LlamaCppError("no"))),
+    ("llama.cpp refuses it", FakeWorker(error=UsageError("no"))),
+)
 def test_other_bytes_are_fitted_anew(worker: FakeWorker, files: tuple[Path, ...]) -> None:
     assert measured(case_of(files), locked_of(files), replace(worker, asked=[])) is None
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from fitter.regression.cases import Case
 from fitter.regression.compare import Move, compare, missing
 from fitter.regression.lockfile import LockedDevice, LockedHost, Snapshot
+from tests.support.cases import cases, named_cases
 from tests.support.snapshots import GIB, MIB, SNAPSHOT, with_memory, with_model
 
 USED = 5 * GIB + 256 * MIB
@@ -80,20 +79,17 @@ ROWS: dict[str, tuple[Snapshot, Snapshot, list[Move]]] = {
 }
 
 
-@pytest.mark.parametrize(("locked", "measured", "moves"), ROWS.values(), ids=ROWS)
+@cases(ROWS)
 def test_moves(locked: Snapshot, measured: Snapshot, moves: list[Move]) -> None:
     # what fails a case has tests of its own
     found = compare(CASE, locked, measured)
     assert [replace(move, failure="") for move in found.moves] == moves
 
 
-MISSING = {
-    "a byte": (LockedHost(0, 99), "CUDA0 lacks 1 B"),
-    "the host too": (LockedHost(0, 0, SNAPSHOT.host.memory), "CUDA0 lacks 1 B, the host lacks 116.0 MiB"),
-}
-
-
-@pytest.mark.parametrize(("host", "said"), MISSING.values(), ids=MISSING)
+@named_cases(
+    ("a byte", LockedHost(0, 99), "CUDA0 lacks 1 B"),
+    ("the host too", LockedHost(0, 0, SNAPSHOT.host.memory), "CUDA0 lacks 1 B, the host lacks 116.0 MiB"),
+)
 def test_what_is_missing(host: LockedHost, said: str) -> None:
     device = replace(SNAPSHOT.devices["CUDA0"], free=USED + GIB - 1)
     assert missing(replace(SNAPSHOT, devices={"CUDA0": device}, host=host)) == said
@@ -131,7 +127,7 @@ CAUSES: dict[str, tuple[Snapshot, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("measured", "causes"), CAUSES.values(), ids=CAUSES)
+@cases(CAUSES)
 def test_causes(measured: Snapshot, causes: list[str]) -> None:
     assert list(map(str, compare(CASE, SNAPSHOT, measured).causes)) == causes
 

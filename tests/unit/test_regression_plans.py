@@ -10,13 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fitter.output.documents.plan_document import read_plan, to_dict
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.summary import PoolUse, Problem
 from fitter.regression import check_report, plans
 from fitter.regression.regression_documents import DIFF as DIFF_DOCUMENT
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 
 DOCUMENT = to_dict(make_plan())
@@ -77,7 +76,7 @@ DIFFERENCES: dict[str, tuple[Any, list[str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("document", "moves", "changes"), DIFFERENCES.values(), ids=DIFFERENCES)
+@cases(DIFFERENCES)
 def test_differences(document: Any, moves: list[str], changes: list[str], tmp_path: Path) -> None:
     found = plans.diff(read(tmp_path, DOCUMENT), read(tmp_path, document))
     assert len(found.moves) == len(moves)

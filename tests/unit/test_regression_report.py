@@ -17,6 +17,7 @@ from fitter.regression.check_cases import CaseResult
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import Snapshot
 from fitter.regression.measuring import Measured
+from tests.support.cases import cases
 from tests.support.snapshots import GIB, MIB, SNAPSHOT, with_memory
 
 
@@ -36,19 +37,16 @@ REMOVED = CaseResult("removed", None, UsageError("not in the cases"), "removed")
 BROKEN = CaseResult("broken", None, ModelError("a.gguf: 100 % missing\x00, <b>"))
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "status"),
-    [
-        ((SAME, SHRUNK), 0),
-        ((SAME, GROWN), 4),
-        ((GROWN, BROKEN), 3),
-        ((GROWN, CaseResult("a", None, UsageError("x"))), 2),
-        ((BROKEN, CaseResult("a", None, UsageError("x"))), 3),
-        ((SAME, ADDED), 2),
-        ((SAME, REMOVED), 2),
-        ((GROWN, ADDED, REMOVED), 4),
-        ((BROKEN, ADDED), 3),
-    ],
+@cases(
+    ((SAME, SHRUNK), 0),
+    ((SAME, GROWN), 4),
+    ((GROWN, BROKEN), 3),
+    ((GROWN, CaseResult("a", None, UsageError("x"))), 2),
+    ((BROKEN, CaseResult("a", None, UsageError("x"))), 3),
+    ((SAME, ADDED), 2),
+    ((SAME, REMOVED), 2),
+    ((GROWN, ADDED, REMOVED), 4),
+    ((BROKEN, ADDED), 3),
 )
 def test_exit_status(outcomes: tuple[CaseResult, ...], status: int) -> None:
     assert check_report.exit_status(outcomes) == status
@@ -155,21 +153,18 @@ def test_github_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert check_report.github_annotations((GROWN,), elsewhere)[0].startswith("::error title=fitter")
 
 
-@pytest.mark.parametrize(
-    ("workspace", "git", "cwd", "expected"),
-    [
-        ("", "", "job/sub", ""),
-        ("", "", "job", "file=sub/fitter.toml,"),
-        ("job", "", "job/sub", "file=sub/fitter.toml,"),
-        ("job", "", "elsewhere", "file=sub/fitter.toml,"),
-        ("", "job/.git", "job/sub", "file=sub/fitter.toml,"),
-        ("", "job/.git", "elsewhere", "file=sub/fitter.toml,"),
-        ("elsewhere", "job/.git", "elsewhere", "file=sub/fitter.toml,"),
-        (".", "job/.git", ".", "file=sub/fitter.toml,"),
-        ("job", ".git", ".", "file=sub/fitter.toml,"),
-        ("elsewhere", "", "job", "file=sub/fitter.toml,"),
-        ("elsewhere", "", "elsewhere", None),
-    ],
+@cases(
+    ("", "", "job/sub", ""),
+    ("", "", "job", "file=sub/fitter.toml,"),
+    ("job", "", "job/sub", "file=sub/fitter.toml,"),
+    ("job", "", "elsewhere", "file=sub/fitter.toml,"),
+    ("", "job/.git", "job/sub", "file=sub/fitter.toml,"),
+    ("", "job/.git", "elsewhere", "file=sub/fitter.toml,"),
+    ("elsewhere", "job/.git", "elsewhere", "file=sub/fitter.toml,"),
+    (".", "job/.git", ".", "file=sub/fitter.toml,"),
+    ("job", ".git", ".", "file=sub/fitter.toml,"),
+    ("elsewhere", "", "job", "file=sub/fitter.toml,"),
+    ("elsewhere", "", "elsewhere", None),
 )
 def test_paths_of_annotations_are_those_of_the_repository(
     workspace: str, git: str, cwd: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

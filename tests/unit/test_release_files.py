@@ -14,6 +14,7 @@ import pytest
 from packaging.version import Version
 
 from fitter.storage.file_names import portable
+from tests.support.cases import cases, named_cases
 from tools.release.distributions import LARGEST, check
 from tools.release.git import git
 from tools.release.project import ReleaseError, read_project
@@ -96,7 +97,7 @@ WHEELS = {
 }
 
 
-@pytest.mark.parametrize(("content", "why"), WHEELS.values(), ids=WHEELS)
+@cases(WHEELS)
 def test_a_wheel_with_other_files(content: dict[str, str], why: str, files: Path) -> None:
     write_wheel(files / WINDOWS, content)
     with pytest.raises(ReleaseError) as raised:
@@ -104,20 +105,18 @@ def test_a_wheel_with_other_files(content: dict[str, str], why: str, files: Path
     assert str(raised.value) == why
 
 
-NAMES = {
-    "no wheel for a system": (None, "no wheel for windows-x86_64: see what python -m tools.wheel says of it"),
-    "another version": (WINDOWS.replace("0.2.0", "0.1.0"), "{} is not of version 0.2.0: remove it"),
-    "one Python": (
+@named_cases(
+    ("no wheel for a system", None, "no wheel for windows-x86_64: see what python -m tools.wheel says of it"),
+    ("another version", WINDOWS.replace("0.2.0", "0.1.0"), "{} is not of version 0.2.0: remove it"),
+    (
+        "one Python",
         WINDOWS.replace("py3-none", "cp311-cp311"),
         "{} is not for every Python 3: its tag should be py3-none",
     ),
-    "another system": (WINDOWS.replace("win_amd64", "win32"), "{} is for no system that is missing: remove it"),
-    "two for a system": (WINDOWS.replace("none-", "none-any."), "{} is for no system that is missing: remove it"),
-    "another file": ("notes.txt", "{} is no file of llama-fitter 0.2.0: remove it"),
-}
-
-
-@pytest.mark.parametrize(("name", "why"), NAMES.values(), ids=NAMES)
+    ("another system", WINDOWS.replace("win_amd64", "win32"), "{} is for no system that is missing: remove it"),
+    ("two for a system", WINDOWS.replace("none-", "none-any."), "{} is for no system that is missing: remove it"),
+    ("another file", "notes.txt", "{} is no file of llama-fitter 0.2.0: remove it"),
+)
 def test_a_wheel_with_another_name(name: str | None, why: str, files: Path) -> None:
     if name is None:
         (files / WINDOWS).unlink()

@@ -6,6 +6,7 @@ import pytest
 
 from fitter.model.files.addresses import HubFolder, hub_download, hub_folder
 from fitter.model.repository_models import Listing, SideFile, hf_words, listed, only, type_by_name
+from tests.support.cases import cases, named_cases
 
 HUB = HubFolder("org/repo")
 
@@ -51,7 +52,7 @@ PLACES: dict[str, tuple[str, HubFolder | None]] = {
 }
 
 
-@pytest.mark.parametrize(("url", "place"), PLACES.values(), ids=PLACES)
+@cases(PLACES)
 def test_a_place_of_the_hub(url: str, place: HubFolder | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     assert hub_folder(url) == place
@@ -62,7 +63,7 @@ def test_a_place_has_an_address(place: HubFolder) -> None:
     assert hub_folder(place.url) == place
 
 
-@pytest.mark.parametrize("name", ["x.gguf", "a/b c.gguf", "50%#1?.gguf", "tür.gguf"])
+@cases("x.gguf", "a/b c.gguf", "50%#1?.gguf", "tür.gguf")
 def test_a_file_has_an_address(name: str) -> None:
     for place in (
         HUB,
@@ -131,32 +132,32 @@ def test_only_some_types() -> None:
     assert only(found, ("Q8_0", "Q5_0"))[1] == "Q5_0"
 
 
-WORDS: dict[str, tuple[Listing, str, list[str] | None]] = {
-    "by its type": (made("a-Q4_K_M.gguf", "a-Q8_0.gguf"), "a-Q8_0.gguf", ["-hf", "org/repo:Q8_0"]),
-    "two of the type": (
+@named_cases(
+    ("by its type", made("a-Q4_K_M.gguf", "a-Q8_0.gguf"), "a-Q8_0.gguf", ["-hf", "org/repo:Q8_0"]),
+    (
+        "two of the type",
         made("a-Q4_K_M.gguf", "a-UD-Q4_K_M.gguf"),
         "a-Q4_K_M.gguf",
         ["-hf", "org/repo", "-hff", "a-Q4_K_M.gguf"],
     ),
-    "one of two": (made("a-Q4_K_M.gguf", "a-UD-Q4_K_M.gguf"), "a-UD-Q4_K_M.gguf", ["-hf", "org/repo:UD-Q4_K_M"]),
-    "no type": (made("a.gguf", "b.gguf"), "b.gguf", ["-hf", "org/repo", "-hff", "b.gguf"]),
-    "without the projector": (
+    ("one of two", made("a-Q4_K_M.gguf", "a-UD-Q4_K_M.gguf"), "a-UD-Q4_K_M.gguf", ["-hf", "org/repo:UD-Q4_K_M"]),
+    ("no type", made("a.gguf", "b.gguf"), "b.gguf", ["-hf", "org/repo", "-hff", "b.gguf"]),
+    (
+        "without the projector",
         made("a-Q8_0.gguf", "mmproj-F16.gguf"),
         "a-Q8_0.gguf",
         ["-hf", "org/repo:Q8_0", "--no-mmproj"],
     ),
-    "a folder": (
+    (
+        "a folder",
         made("q/a-Q8_0.gguf", hub=HubFolder("org/repo", "q")),
         "q/a-Q8_0.gguf",
         ["-hf", "org/repo", "-hff", "q/a-Q8_0.gguf"],
     ),
-    "another revision": (made("a-Q8_0.gguf", hub=HubFolder("org/repo", "", "v1")), "a-Q8_0.gguf", None),
-    "a preset": (made("a-Q8_0.gguf", "preset.ini"), "a-Q8_0.gguf", None),
-    "a directory": (made("a-Q8_0.gguf", hub=None), "a-Q8_0.gguf", None),
-}
-
-
-@pytest.mark.parametrize(("found", "name", "words"), WORDS.values(), ids=WORDS)
+    ("another revision", made("a-Q8_0.gguf", hub=HubFolder("org/repo", "", "v1")), "a-Q8_0.gguf", None),
+    ("a preset", made("a-Q8_0.gguf", "preset.ini"), "a-Q8_0.gguf", None),
+    ("a directory", made("a-Q8_0.gguf", hub=None), "a-Q8_0.gguf", None),
+)
 def test_what_has_llama_cpp_download_it(found: Listing, name: str, words: list[str] | None) -> None:
     (chosen,) = (each for each in found.models if each.name == name)
     assert hf_words(found, chosen) == words

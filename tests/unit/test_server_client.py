@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import fitter
+from tests.support.cases import cases, named_cases
 from tests.support.plans import make_plan
 
 PLAN = make_plan().to_dict()
@@ -80,54 +81,53 @@ def deep(letter: bytes, number: int = 200_000) -> bytes:
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-HOSTILE: dict[str, bytes] = {
-    "nothing": b"",
-    "no HTTP": b"\x00\x01\x02 garbage\r\n\r\n",
-    "a status that is none": b"HTTP/1.1 abc OK\r\n\r\n",
-    "a status of many digits": b"HTTP/1.1 99999999999999999999 OK\r\n\r\n",
-    "a status line without an end": b"HTTP/1.1 200 " + b"x" * 100_000,
-    "an endless header": b"HTTP/1.1 200 OK\r\nA: " + b"x" * 100_000,
-    "too many headers": b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 1000 + b"\r\n",
-    "less than it says": b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{}",
-    "a length that is none": b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n{}",
-    "a length below 0": b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n{}",
-    "a bad chunk": CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n",
-    "an endless chunk": CHUNKED + b"f" * 40 + b"\r\n{}",
-    "half of a chunk": CHUNKED + b"ff\r\n{}",
-    "no end of chunks": CHUNKED + b"2\r\n{}\r\n",
-    "no JSON": answer(b"<html>"),
-    "no text": answer(b"\xff\xfe\x00"),
-    "deep lists": deep(b"["),
-    "deep objects": deep(b'{"a":'),
-    "a number of many digits": answer(b'{"answers": ' + b"9" * 10_000 + b"}"),
-    "null": answer(b"null"),
-    "a list": answer(b"[]"),
-    "a text": answer(b'"answers"'),
-    "a number": answer(b"1"),
-    "no answers": answer(b"{}"),
-    "answers that are none": answer(b'{"answers": 5}'),
-    "answers that are null": answer(b'{"answers": null}'),
-    "an answer that is none": answer(b'{"answers": [null]}'),
-    "an answer without a status": answer(b'{"answers": [{"answer": {}}]}'),
-    "a status without an answer": answer(b'{"answers": [{"status": 200}]}'),
-    "a status as a list": answer(b'{"answers": [{"status": [], "answer": {}}]}'),
-    "a status as an object": answer(b'{"answers": [{"status": {}, "answer": {"error": "x"}}]}'),
-    "a refusal that is none": answer(b'{"answers": [{"status": 400, "answer": null}]}'),
-    "a refusal that is a list": answer(b'{"answers": [{"status": 422, "answer": ["error"]}]}'),
-    "a reason that is none": answer(b'{"answers": [{"status": 500, "answer": {"error": {}}}]}'),
-    "fewer answers": answer(b'{"answers": []}'),
-    "more answers": plans(PLAN, PLAN),
-    "another status": answer(b'{"error": "no"}', "418 I'm a teapot"),
-    "a status without JSON": answer(b"<html>", "502 Bad Gateway"),
-    "an error without a reason": answer(b"[]", "400 Bad Request"),
-    "a reason as a list": answer(b'{"error": []}', "503 Busy"),
-    "a redirect": answer(b"", "302 Found", "Location: file:///etc/passwd\r\n"),
-    "a redirect to itself": answer(b"", "307 Temporary Redirect", "Location: /api/v1/plans\r\n"),
-    "only interim answers": b"HTTP/1.1 100 Continue\r\n\r\n" * 100,
-}
 
 
-@pytest.mark.parametrize("said", HOSTILE.values(), ids=HOSTILE)
+@named_cases(
+    ("nothing", b""),
+    ("no HTTP", b"\x00\x01\x02 garbage\r\n\r\n"),
+    ("a status that is none", b"HTTP/1.1 abc OK\r\n\r\n"),
+    ("a status of many digits", b"HTTP/1.1 99999999999999999999 OK\r\n\r\n"),
+    ("a status line without an end", b"HTTP/1.1 200 " + b"x" * 100_000),
+    ("an endless header", b"HTTP/1.1 200 OK\r\nA: " + b"x" * 100_000),
+    ("too many headers", b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 1000 + b"\r\n"),
+    ("less than it says", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{}"),
+    ("a length that is none", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n{}"),
+    ("a length below 0", b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n{}"),
+    ("a bad chunk", CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n"),
+    ("an endless chunk", CHUNKED + b"f" * 40 + b"\r\n{}"),
+    ("half of a chunk", CHUNKED + b"ff\r\n{}"),
+    ("no end of chunks", CHUNKED + b"2\r\n{}\r\n"),
+    ("no JSON", answer(b"<html>")),
+    ("no text", answer(b"\xff\xfe\x00")),
+    ("deep lists", deep(b"[")),
+    ("deep objects", deep(b'{"a":')),
+    ("a number of many digits", answer(b'{"answers": ' + b"9" * 10_000 + b"}")),
+    ("null", answer(b"null")),
+    ("a list", answer(b"[]")),
+    ("a text", answer(b'"answers"')),
+    ("a number", answer(b"1")),
+    ("no answers", answer(b"{}")),
+    ("answers that are none", answer(b'{"answers": 5}')),
+    ("answers that are null", answer(b'{"answers": null}')),
+    ("an answer that is none", answer(b'{"answers": [null]}')),
+    ("an answer without a status", answer(b'{"answers": [{"answer": {}}]}')),
+    ("a status without an answer", answer(b'{"answers": [{"status": 200}]}')),
+    ("a status as a list", answer(b'{"answers": [{"status": [], "answer": {}}]}')),
+    ("a status as an object", answer(b'{"answers": [{"status": {}, "answer": {"error": "x"}}]}')),
+    ("a refusal that is none", answer(b'{"answers": [{"status": 400, "answer": null}]}')),
+    ("a refusal that is a list", answer(b'{"answers": [{"status": 422, "answer": ["error"]}]}')),
+    ("a reason that is none", answer(b'{"answers": [{"status": 500, "answer": {"error": {}}}]}')),
+    ("fewer answers", answer(b'{"answers": []}')),
+    ("more answers", plans(PLAN, PLAN)),
+    ("another status", answer(b'{"error": "no"}', "418 I'm a teapot")),
+    ("a status without JSON", answer(b"<html>", "502 Bad Gateway")),
+    ("an error without a reason", answer(b"[]", "400 Bad Request")),
+    ("a reason as a list", answer(b'{"error": []}', "503 Busy")),
+    ("a redirect", answer(b"", "302 Found", "Location: file:///etc/passwd\r\n")),
+    ("a redirect to itself", answer(b"", "307 Temporary Redirect", "Location: /api/v1/plans\r\n")),
+    ("only interim answers", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
+)
 def test_a_hostile_answer_is_a_remote_error(said: bytes) -> None:
     with serving(lambda connection: connection.sendall(said)) as url:
         client = fitter.Client(url, timeout=30)
@@ -178,16 +178,13 @@ def drip(start: bytes, each: bytes) -> Callable[[socket.socket], None]:
     return serve
 
 
-SLOW = {
-    "a status line": drip(b"HTTP/1.1 200 O", b"K"),
-    "headers": drip(b"HTTP/1.1 200 OK\r\n", b"A: b\r\n"),
-    "a body": drip(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b" "),
-    "chunks": drip(CHUNKED, b"1\r\n \r\n"),
-    "nothing": drip(b"", b""),
-}
-
-
-@pytest.mark.parametrize("serve", SLOW.values(), ids=SLOW)
+@named_cases(
+    ("a status line", drip(b"HTTP/1.1 200 O", b"K")),
+    ("headers", drip(b"HTTP/1.1 200 OK\r\n", b"A: b\r\n")),
+    ("a body", drip(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b" ")),
+    ("chunks", drip(CHUNKED, b"1\r\n \r\n")),
+    ("nothing", drip(b"", b"")),
+)
 def test_the_time_limit_is_of_the_whole_answer(serve: Callable[[socket.socket], None]) -> None:
     with serving(serve) as url:
         began = time.monotonic()
@@ -196,15 +193,13 @@ def test_the_time_limit_is_of_the_whole_answer(serve: Callable[[socket.socket], 
         assert 0.4 < time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize(
-    "url", ["", "x", "http://", "http://[", "http://a:b/", "http://a:99999/", "file:///etc/passwd"]
-)
+@cases("", "x", "http://", "http://[", "http://a:b/", "http://a:99999/", "file:///etc/passwd")
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(fitter.UsageError, match="is no address of a server"):
         fitter.Client(url)
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "x", None])
+@cases(0, -1, float("nan"), float("inf"), "x", None)
 def test_a_time_limit_that_is_none_is_refused(timeout: Any) -> None:
     with pytest.raises(fitter.UsageError, match="timeout"):
         fitter.Client(timeout=timeout)

@@ -14,6 +14,7 @@ from fitter.programs.server_log import (
     is_host,
     reason,
 )
+from tests.support.cases import cases
 
 MIB = 2**20
 TWO = 5243
@@ -28,10 +29,7 @@ def hear(text: str) -> Said:
     return listener.said
 
 
-@pytest.mark.parametrize(
-    ("text", "size", "rounding"),
-    [("1.00", MIB, TWO), ("0.005", 5243, THREE), ("12", 12 * MIB, MIB // 2 + 1), ("4.2617", 4468716, 53)],
-)
+@cases(("1.00", MIB, TWO), ("0.005", 5243, THREE), ("12", 12 * MIB, MIB // 2 + 1), ("4.2617", 4468716, 53))
 def test_a_figure_is_as_exact_as_its_decimals(text: str, size: int, rounding: int) -> None:
     found = figure(text)
     assert found == Figure(size, rounding)
@@ -106,13 +104,10 @@ def test_a_buffer_that_is_made_again_counts_once() -> None:
         assert round(sizes(hear(LOAD + again.format(size)))[0, "CUDA0", "compute"][0], 2) == most
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "alloc_compute_meta:        CPU compute buffer size =   9.00 MiB",
-        "clip_model_loader: model size:         850.00 MiB",
-        "load_tensors: something else = 1.00 MiB",
-    ],
+@cases(
+    "alloc_compute_meta:        CPU compute buffer size =   9.00 MiB",
+    "clip_model_loader: model size:         850.00 MiB",
+    "load_tensors: something else = 1.00 MiB",
 )
 def test_a_projector_is_no_part_of_the_model(line: str) -> None:
     assert hear(line).buffers == ()
@@ -212,7 +207,7 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize(("lines", "why"), REASONS.values(), ids=REASONS)
+@cases(REASONS)
 def test_the_reason_of_a_failure(lines: list[str], why: str) -> None:
     assert reason(lines) == why
 
@@ -224,10 +219,7 @@ def test_a_log_without_end_is_not_kept() -> None:
     assert len(listener.said.checkpoints) == 4096 and listener.said.n_checkpoints == 6000
 
 
-@pytest.mark.parametrize(
-    ("name", "is_it"),
-    [("CPU", True), ("CPU_REPACK", True), ("CUDA_Host", True), ("CUDA0", False), ("RPC0[a:1]", False)],
-)
+@cases(("CPU", True), ("CPU_REPACK", True), ("CUDA_Host", True), ("CUDA0", False), ("RPC0[a:1]", False))
 def test_host_memory_by_name(name: str, is_it: bool) -> None:
     assert is_host(name) is is_it
 

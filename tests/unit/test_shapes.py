@@ -24,6 +24,7 @@ from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.mapping import header_of as mapped
 from fitter.model.shapes.shape_addresses import Wanted, as_converted, beside, named, note, wanted
 from fitter.storage.data_files import parse_toml
+from tests.support.cases import cases
 from tests.support.converted import digest, trunk
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,18 +228,15 @@ def test_a_shape_is_found_by_its_name_or_by_words() -> None:
     assert (one.model, one.architecture, one.n_layer, one.n_ctx_train) == ("shape://llama-3.1-8b", "llama", 32, 131072)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ("llama-3.1-9b",),
-            "there is no shape 'llama-3.1-9b': did you mean llama-3.1-8b or llama-3.1-70b or llama-3.1-405b? "
-            "'fitter shapes' lists them",
-        ),
-        (("xyzzy",), "there is no shape 'xyzzy': 'fitter shapes' lists them"),
-        (("qwen3", 3), "words are ('qwen3', 3): give texts, such as fitter.shapes('qwen3', 'moe')"),
-        (("qwen3", "xyzzy"), "no shape has all of 'qwen3 xyzzy' in its name: 'fitter shapes' lists all"),
-    ],
+@cases(
+    (
+        ("llama-3.1-9b",),
+        "there is no shape 'llama-3.1-9b': did you mean llama-3.1-8b or llama-3.1-70b or llama-3.1-405b? "
+        "'fitter shapes' lists them",
+    ),
+    (("xyzzy",), "there is no shape 'xyzzy': 'fitter shapes' lists them"),
+    (("qwen3", 3), "words are ('qwen3', 3): give texts, such as fitter.shapes('qwen3', 'moe')"),
+    (("qwen3", "xyzzy"), "no shape has all of 'qwen3 xyzzy' in its name: 'fitter shapes' lists all"),
 )
 def test_an_unknown_shape_is_said(words: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UsageError) as error:

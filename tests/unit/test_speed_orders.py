@@ -9,10 +9,9 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pytest
-
 from fitter.planning.speed.expert_cache import hit_rate
 from tests.support import speed_rows
+from tests.support.cases import named_cases
 from tests.support.speed_orders import Pair, Speed, expert_caches, generation_speeds, in_order, pairs, prompt_speeds
 from tests.support.speed_rows import LATER, PLACEMENTS, Measured
 
@@ -22,14 +21,11 @@ def apart(speeds: Sequence[Speed]) -> list[Pair]:
     return [pair for pair in pairs(speeds) if pair.is_apart]
 
 
-@pytest.mark.parametrize(
-    ("path", "speeds", "least", "of"),
-    [
-        pytest.param(PLACEMENTS, generation_speeds, 87, 90, id="generation"),
-        pytest.param(PLACEMENTS, prompt_speeds, 70, 72, id="prompts"),
-        pytest.param(LATER, generation_speeds, 36, 38, id="generation, published later"),
-        pytest.param(LATER, prompt_speeds, 62, 62, id="prompts, published later"),
-    ],
+@named_cases(
+    ("generation", PLACEMENTS, generation_speeds, 87, 90),
+    ("prompts", PLACEMENTS, prompt_speeds, 70, 72),
+    ("generation, published later", LATER, generation_speeds, 36, 38),
+    ("prompts, published later", LATER, prompt_speeds, 62, 62),
 )
 def test_two_placements(path: Path, speeds: Callable[[Sequence[Measured]], list[Speed]], least: int, of: int) -> None:
     rows, _ = speed_rows.placements(path)
@@ -37,19 +33,10 @@ def test_two_placements(path: Path, speeds: Callable[[Sequence[Measured]], list[
     assert total == of and right >= least
 
 
-@pytest.mark.parametrize(
-    ("path", "source", "placement", "n_ubatch", "as_text", "by_chance"),
-    [
-        pytest.param(
-            PLACEMENTS, "bittide", "n-cpu-moe", [256, 512, 2048, 4096, 8192], (0.78, 0.98), (0.5, 0.98), id="RTX 3090"
-        ),
-        pytest.param(
-            LATER, "bigcherry", "-ub .*-ncmoe 41", [512, 1024, 2048, 4096, 8192], (0.85, 1.15), (0.55, 1.15), id="R9700"
-        ),
-        pytest.param(
-            LATER, "bigcherry", "-ub .*-ncmoe 30", [512, 2048, 4096], (0.9, 1.05), (0.55, 1), id="R9700, fewer experts"
-        ),
-    ],
+@named_cases(
+    ("RTX 3090", PLACEMENTS, "bittide", "n-cpu-moe", [256, 512, 2048, 4096, 8192], (0.78, 0.98), (0.5, 0.98)),
+    ("R9700", LATER, "bigcherry", "-ub .*-ncmoe 41", [512, 1024, 2048, 4096, 8192], (0.85, 1.15), (0.55, 1.15)),
+    ("R9700, fewer experts", LATER, "bigcherry", "-ub .*-ncmoe 30", [512, 2048, 4096], (0.9, 1.05), (0.55, 1)),
 )
 def test_two_micro_batches(
     path: Path,
@@ -79,10 +66,7 @@ def test_two_micro_batches_and_placements() -> None:
     assert in_order(every) == (43, 43)
 
 
-@pytest.mark.parametrize(
-    ("rate", "least"),
-    [pytest.param(None, 29, id="as often found as measured"), pytest.param(hit_rate, 27, id="as often as estimated")],
-)
+@named_cases(("as often found as measured", None, 29), ("as often as estimated", hit_rate, 27))
 def test_caches_of_experts(rate: Callable[[float], float] | None, least: int) -> None:
     right, total = in_order(apart(generation_speeds(expert_caches(rate))))
     assert total == 29 and right >= least

@@ -18,6 +18,7 @@ from fitter.machine import bandwidth
 from fitter.storage import files, temporary
 from fitter.storage.folders import cache_folder, is_lasting
 from fitter.storage.temporary import Directory
+from tests.support.cases import cases, named_cases
 
 # --- files
 
@@ -56,14 +57,14 @@ NO_FILES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("make", NO_FILES.values(), ids=NO_FILES)
+@cases(NO_FILES)
 def test_only_a_file_itself_is_read(make: Callable[[Path], object], tmp_path: Path) -> None:
     make(tmp_path / "file")
     with pytest.raises(OSError, match=r"symbolic links|not a regular file|directory"):
         files.read(tmp_path / "file")
 
 
-@pytest.mark.parametrize("make", NO_FILES.values(), ids=NO_FILES)
+@cases(NO_FILES)
 def test_whatever_is_in_the_cache_nobody_waits(
     make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,17 +129,16 @@ def below_one_that_is_writable(path: Path) -> None:
 
 OTHERS = "so nothing is kept there: set XDG_CACHE_HOME to a directory of your own"
 OWN = "{place} may be written by others, so nothing is kept there: chmod 700 {place}"
-UNSAFE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "of somebody else": (of_somebody_else, "{place} belongs to somebody else, " + OTHERS),
-    "a link of somebody else": (link_of_somebody_else, "{place} belongs to somebody else, " + OTHERS),
-    "writable for all": (writable(0o777), OWN),
-    "writable, and sticky": (writable(0o1777), OWN),
-    "writable for the group": (writable(0o770), OWN),
-    "below one that is writable": (below_one_that_is_writable, "{place.parent} may be written by others, " + OTHERS),
-}
 
 
-@pytest.mark.parametrize(("make", "message"), UNSAFE.values(), ids=UNSAFE)
+@named_cases(
+    ("of somebody else", of_somebody_else, "{place} belongs to somebody else, " + OTHERS),
+    ("a link of somebody else", link_of_somebody_else, "{place} belongs to somebody else, " + OTHERS),
+    ("writable for all", writable(0o777), OWN),
+    ("writable, and sticky", writable(0o1777), OWN),
+    ("writable for the group", writable(0o770), OWN),
+    ("below one that is writable", below_one_that_is_writable, "{place.parent} may be written by others, " + OTHERS),
+)
 def test_a_cache_that_others_may_write_is_not_used(
     make: Callable[[Path], None], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +170,7 @@ def test_a_cache_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.
     assert is_lasting()
 
 
-@pytest.mark.parametrize("mode", [0o700, 0o755])
+@cases(0o700, 0o755)
 def test_a_cache_that_others_may_read_is_used(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "llama-fitter").symlink_to("own")
@@ -245,15 +245,12 @@ def test_a_fork_removes_nothing(place: Path) -> None:
         assert Path(own).is_dir()
 
 
-TAKEN: dict[str, Callable[[Path], object]] = {
-    "a link": lambda path: path.symlink_to(path.parent),
-    "a file": lambda path: path.write_text(""),
-    "writable for others": writable(0o777),
-    "of somebody else": of_somebody_else,
-}
-
-
-@pytest.mark.parametrize("make", TAKEN.values(), ids=TAKEN)
+@named_cases(
+    ("a link", lambda path: path.symlink_to(path.parent)),
+    ("a file", lambda path: path.write_text("")),
+    ("writable for others", writable(0o777)),
+    ("of somebody else", of_somebody_else),
+)
 def test_a_name_that_somebody_else_has(make: Callable[[Path], object], place: Path) -> None:
     taken = place / f"fitter-{os.geteuid()}"
     make(taken)

@@ -20,6 +20,7 @@ from fitter.api.explore import stored_cells
 from fitter.api.explore.stored_cells import Key, State
 from fitter.errors import AnswerError, UsageError
 from fitter.planning.tables.exploration import ExploredCell
+from tests.support.cases import named_cases
 
 HEAD = '{"format": "fitter explore", "version": 1}\n'
 CELL = ExploredCell("model.gguf", None, "24GiB", 4096, None, None, None)
@@ -86,22 +87,19 @@ def test_a_cell_is_written_once_though_ctrl_c_comes_right_after_its_write(tmp_pa
     assert len(path.read_text().splitlines()) == 3
 
 
-DAMAGED: dict[str, Any] = {
-    "a context that is no number": {"n_ctx": "4096"},
-    "a context below 0": {"n_ctx": -1},
-    "a yes that is a number": {"fits": 1},
-    "a speed that is none": {"tokens_per_second": float("nan")},
-    "a speed without end": {"tokens_per_second": float("inf")},
-    "a speed in words": {"full_context_tokens_per_second": "8.5"},
-    "arguments that are one text": {"arguments": "-c 4096"},
-    "arguments that are numbers": {"arguments": [4096]},
-    "a problem that is a list": {"problem": []},
-    "another figure": {"colour": "blue"},
-}
-
-
-@pytest.mark.parametrize("change", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_cell_is_planned_again(tmp_path: Path, change: dict[str, Any]) -> None:
+@named_cases(
+    ("a context that is no number", {"n_ctx": "4096"}),
+    ("a context below 0", {"n_ctx": -1}),
+    ("a yes that is a number", {"fits": 1}),
+    ("a speed that is none", {"tokens_per_second": float("nan")}),
+    ("a speed without end", {"tokens_per_second": float("inf")}),
+    ("a speed in words", {"full_context_tokens_per_second": "8.5"}),
+    ("arguments that are one text", {"arguments": "-c 4096"}),
+    ("arguments that are numbers", {"arguments": [4096]}),
+    ("a problem that is a list", {"problem": []}),
+    ("another figure", {"colour": "blue"}),
+)
+def test_a_damaged_cell_is_planned_again(change: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "cells.jsonl"
     line = written(path)
     path.write_text(HEAD + json.dumps(line) + "\n")
@@ -147,25 +145,24 @@ def long_line(path: Path) -> None:
     path.write_text(HEAD + "x" * (2 << 20) + "\n")
 
 
-PLACES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a directory": (Path.mkdir, "{} is a directory: name a file with --resume"),
-    "a pipe": (fifo, "{} is not a regular file: name another one with --resume"),
-    "a huge file": (huge, "{} is not a file of fitter explore: name another one with --resume"),
-    "a line without end": (long_line, "{} is not a file of fitter explore: name another one with --resume"),
-    "another file": (
+@named_cases(
+    ("a directory", Path.mkdir, "{} is a directory: name a file with --resume"),
+    ("a pipe", fifo, "{} is not a regular file: name another one with --resume"),
+    ("a huge file", huge, "{} is not a file of fitter explore: name another one with --resume"),
+    ("a line without end", long_line, "{} is not a file of fitter explore: name another one with --resume"),
+    (
+        "another file",
         lambda path: path.write_text("{}\n"),
         "{} is not a file of fitter explore: name another one with --resume",
     ),
-    "half of another file": (
+    (
+        "half of another file",
         lambda path: path.write_text("model"),
         "{} is not a file of fitter explore: name another one with --resume",
     ),
-}
-
-
-@pytest.mark.parametrize(("make", "said"), PLACES.values(), ids=PLACES)
+)
 def test_what_is_no_file_of_cells_is_one_line_and_stays_as_it_is(
-    tmp_path: Path, make: Callable[[Path], object], said: str
+    make: Callable[[Path], object], said: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "cells.jsonl"
     make(path)

@@ -13,6 +13,7 @@ from fitter.model.files import header_cache, stored_headers
 from fitter.model.files.addresses import Address
 from fitter.model.files.stored_headers import Entry, Header, keep, newest
 from fitter.storage.file_names import portable
+from tests.support.cases import cases, named_cases
 
 MODEL = [Address("https://host/m.gguf", "https://host/m.gguf")]
 HEADER = Header("m.gguf", '"1"', 5000, b"GGUF" + b"x" * 1000)
@@ -30,8 +31,8 @@ def damaged() -> Entry:
     return entry
 
 
-@pytest.mark.parametrize("times", [1, 5])
-def test_another_one_replaces_it_too(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+@cases(1, 5)
+def test_another_one_replaces_it_too(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     entry, remove, left = damaged(), header_cache.remove, [times]
 
     def removed(path: Path) -> bool:
@@ -49,7 +50,7 @@ def test_another_one_replaces_it_too(monkeypatch: pytest.MonkeyPatch, times: int
     assert [path.name for path in entry.folder.parent.iterdir()] == [entry.folder.name]
 
 
-@pytest.mark.parametrize("name", ["about.json", "files", ".partial-1"])
+@cases("about.json", "files", ".partial-1")
 def test_a_file_may_have_any_name(name: str) -> None:
     model = [Address(f"https://host/{name}", f"https://host/{name}")]
     entry = keep(model, [Header(name, '"1"', 5000, HEADER.data)])
@@ -100,19 +101,16 @@ def test_a_file_that_is_longer_than_one_may_be_here(tmp_path: Path) -> None:
     )
 
 
-DAMAGED: dict[str, dict[str, object]] = {
-    "another length": {"file_bytes": 5001},
-    "another digest": {"digest": "0"},
-    "a text for a size": {"header_bytes": "1004"},
-    "no length": {"file_bytes": None},
-    "a list for a name": {"name": []},
-    "less than nothing": {"header_bytes": -1},
-    "more header than file": {"header_bytes": 2**70},
-    "another field": {"size": 1},
-}
-
-
-@pytest.mark.parametrize("changed", DAMAGED.values(), ids=DAMAGED)
+@named_cases(
+    ("another length", {"file_bytes": 5001}),
+    ("another digest", {"digest": "0"}),
+    ("a text for a size", {"header_bytes": "1004"}),
+    ("no length", {"file_bytes": None}),
+    ("a list for a name", {"name": []}),
+    ("less than nothing", {"header_bytes": -1}),
+    ("more header than file", {"header_bytes": 2**70}),
+    ("another field", {"size": 1}),
+)
 def test_what_is_said_of_it_is_damaged(changed: dict[str, object]) -> None:
     entry = keep(MODEL, [HEADER])
     assert newest(MODEL) == entry

@@ -14,6 +14,7 @@ import pytest
 
 from fitter import system
 from fitter.llama.processes.supervisor import SupervisedProgram
+from tests.support.cases import cases
 
 START = "import os, sys; from fitter import system; system.close_inherited(); pipes = system.worker_pipes()\n"
 """Code with which a worker process begins."""
@@ -102,9 +103,7 @@ def test_the_end_of_what_it_printed_is_kept() -> None:
     printing.close()
 
 
-@pytest.mark.parametrize(
-    ("code", "status"), [("sys.exit(7)", 7), (FAULT, -signal.SIGSEGV), ("os.abort()", -signal.SIGABRT)]
-)
+@cases(("sys.exit(7)", 7), (FAULT, -signal.SIGSEGV), ("os.abort()", -signal.SIGABRT))
 def test_a_crash_has_the_number_of_a_signal(code: str, status: int) -> None:
     crashing = child(code)
     assert answer(crashing) == b"" and closed(crashing) == status

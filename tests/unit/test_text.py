@@ -2,26 +2,22 @@ from __future__ import annotations
 
 import sys
 
-import pytest
-
 from fitter.errors import FitterError, LlamaCppError
 from fitter.text import as_log_line, printable
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("", ""),
-        ("Qwen3 30B-A3B", "Qwen3 30B-A3B"),
-        ("名前 é ☃ 😀 [red] @me $(x) \\x1b", "名前 é ☃ 😀 [red] @me $(x) \\x1b"),
-        ("\x1b]0;a\x07", r"\x1b]0;a\x07"),
-        ("a\nb\tc\r\n d\x85e\u2028f\xa0g", "a b c   d e f g"),
-        ("\x00\x7f\x9b", r"\x00\x7f\x9b"),
-        ("\u202ea\u2066b\u200b\ufeff\u00ad", r"\u202ea\u2066b\u200b\ufeff\xad"),
-        ("\ue000\U000f0000\uffff\udcff", r"\ue000\U000f0000\uffff\udcff"),
-        ("a\ufe0fb\U000e0100c\u3164d", r"a\ufe0fb\U000e0100c\u3164d"),
-        ("##[error]a ###[b ##vso[c] ## d", "# #[error]a ## #[b # #vso[c] ## d"),
-    ],
+@cases(
+    ("", ""),
+    ("Qwen3 30B-A3B", "Qwen3 30B-A3B"),
+    ("名前 é ☃ 😀 [red] @me $(x) \\x1b", "名前 é ☃ 😀 [red] @me $(x) \\x1b"),
+    ("\x1b]0;a\x07", r"\x1b]0;a\x07"),
+    ("a\nb\tc\r\n d\x85e\u2028f\xa0g", "a b c   d e f g"),
+    ("\x00\x7f\x9b", r"\x00\x7f\x9b"),
+    ("\u202ea\u2066b\u200b\ufeff\u00ad", r"\u202ea\u2066b\u200b\ufeff\xad"),
+    ("\ue000\U000f0000\uffff\udcff", r"\ue000\U000f0000\uffff\udcff"),
+    ("a\ufe0fb\U000e0100c\u3164d", r"a\ufe0fb\U000e0100c\u3164d"),
+    ("##[error]a ###[b ##vso[c] ## d", "# #[error]a ## #[b # #vso[c] ## d"),
 )
 def test_printable(text: str, shown: str) -> None:
     assert printable(text) == shown
@@ -40,15 +36,12 @@ def test_a_long_one_is_cut() -> None:
     assert printable("a" * 11, 10) == "a" * 9 + "…"
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("::error::a", ": :error::a"),
-        ("  ::error::a", "  : :error::a"),
-        (":::a", ": ::a"),
-        ("a ::error::a", "a ::error::a"),
-        (": a", ": a"),
-    ],
+@cases(
+    ("::error::a", ": :error::a"),
+    ("  ::error::a", "  : :error::a"),
+    (":::a", ": ::a"),
+    ("a ::error::a", "a ::error::a"),
+    (": a", ": a"),
 )
 def test_the_line_of_a_log(text: str, shown: str) -> None:
     assert as_log_line(text) == shown

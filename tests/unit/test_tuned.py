@@ -30,6 +30,7 @@ from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.speed.cost import Attention, Estimate, Layer, Part, Weights, Work, Workload, price
 from fitter.programs.turn_runs import Load, Taken, Turn
+from tests.support.cases import named_cases
 
 ROW = Tuned("pc", "build", "model", ("-c", "4096"), 1, (("host: weights", 0.001, 0.02),), 0.002, 0.03, 5.0)
 CARD = DeviceSpeed(1000e9, 160e12, 31.5e9, "cuda", "8.9", "test", True)
@@ -40,7 +41,7 @@ def test_one_row_makes_its_own_factors() -> None:
     assert factors_of([ROW], "pc", "build") == {"host: weights": (pytest.approx(2.0), pytest.approx(1.5))}
 
 
-@pytest.mark.parametrize(("machine", "build"), [("laptop", "build"), ("pc", "another")], ids=["machine", "build"])
+@named_cases(("machine", "laptop", "build"), ("build", "pc", "another"))
 def test_rows_of_others_do_not_count(machine: str, build: str) -> None:
     assert factors_of([ROW], machine, build) == {}
 
@@ -109,16 +110,13 @@ def test_rows_are_stored_all_or_nothing(tmp_path: Path) -> None:
         tuned.store([ROW], path / "below a file")
 
 
-BAD: dict[str, Any] = {
-    "no document": [],
-    "another schema": {"schema": 2, "runs": []},
-    "a row without its parts": {"schema": 1, "runs": [{"machine": "pc"}]},
-    "seconds below 0": {"schema": 1, "runs": [{**tuned.document_of([ROW])["runs"][0], "step": -1}]},
-    "no seconds": {"schema": 1, "runs": [{**tuned.document_of([ROW])["runs"][0], "step": 0}]},
-}
-
-
-@pytest.mark.parametrize("document", BAD.values(), ids=BAD)
+@named_cases(
+    ("no document", []),
+    ("another schema", {"schema": 2, "runs": []}),
+    ("a row without its parts", {"schema": 1, "runs": [{"machine": "pc"}]}),
+    ("seconds below 0", {"schema": 1, "runs": [{**tuned.document_of([ROW])["runs"][0], "step": -1}]}),
+    ("no seconds", {"schema": 1, "runs": [{**tuned.document_of([ROW])["runs"][0], "step": 0}]}),
+)
 def test_a_damaged_file_is_as_none(document: Any, tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
     path.write_text(json.dumps(document), encoding="utf-8")
@@ -159,15 +157,11 @@ def test_only_runs_like_the_best_are_stored() -> None:
     assert tuned_of(TuningRun((), plan), plain, "pc", "build", [], {}) is None  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("change", "doubt"),
-    [
-        ({}, ""),
-        ({"others": 0.1, "spread": 0.1}, ""),
-        ({"others": 0.47}, "other programs used 47% of the processors"),
-        ({"spread": 0.35}, "its turns differ by 35%"),
-    ],
-    ids=["nothing", "as much as is bearable", "a busy machine", "noise"],
+@named_cases(
+    ("nothing", {}, ""),
+    ("as much as is bearable", {"others": 0.1, "spread": 0.1}, ""),
+    ("a busy machine", {"others": 0.47}, "other programs used 47% of the processors"),
+    ("noise", {"spread": 0.35}, "its turns differ by 35%"),
 )
 def test_what_something_else_decides_is_not_stored(change: dict[str, float], doubt: str) -> None:
     price = Price(Estimate(0.001, 0.02, 1.0, (Part("host: weights", 0.001, 0.02),)), Workload(), 0.0, (), None)  # type: ignore[arg-type]
@@ -184,16 +178,13 @@ def test_what_something_else_decides_is_not_stored(change: dict[str, float], dou
     assert doubt in said
 
 
-LOADS: dict[str, tuple[float, Load]] = {
-    "all of it": (7 * 40.0, Load(0, 2000, 400, 1, 5)),
-    "as many rounds as there is time for": (5 * 40.0, Load(0, 2000, 400, 1, 4)),
-    "shorter answers": (4 * 30.0, Load(0, 2000, 200, 1, 3)),
-    "shorter prompts too": (4 * 10.8, Load(0, 1000, 16, 1, 3)),
-    "the least": (1.0, Load(0, 64, 16, 1, 3)),
-}
-
-
-@pytest.mark.parametrize(("seconds", "cut"), LOADS.values(), ids=LOADS)
+@named_cases(
+    ("all of it", 7 * 40.0, Load(0, 2000, 400, 1, 5)),
+    ("as many rounds as there is time for", 5 * 40.0, Load(0, 2000, 400, 1, 4)),
+    ("shorter answers", 4 * 30.0, Load(0, 2000, 200, 1, 3)),
+    ("shorter prompts too", 4 * 10.8, Load(0, 1000, 16, 1, 3)),
+    ("the least", 1.0, Load(0, 64, 16, 1, 3)),
+)
 def test_turns_are_cut_to_the_time(seconds: float, cut: Load) -> None:
     # a token of a prompt takes 10 ms, one of an answer 50
     whole = Load(0, 2000, 400, 1, 5)
@@ -229,13 +220,10 @@ def test_times_of_turns() -> None:
     assert taken.acceptance == 0.75
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "seconds", "spread"),
-    [
-        pytest.param((1.0, 0.1), (1.0, 0.1), 1.0, 0.1 / math.sqrt(2), id="alike"),
-        pytest.param((1.0, 0.0), (1.2, 0.0), 1.1, 0.1, id="starts differ"),
-        pytest.param((1.0, 0.3), (1.2, 0.4), 1.1, 0.25, id="turns differ more"),
-    ],
+@named_cases(
+    ("alike", (1.0, 0.1), (1.0, 0.1), 1.0, 0.1 / math.sqrt(2)),
+    ("starts differ", (1.0, 0.0), (1.2, 0.0), 1.1, 0.1),
+    ("turns differ more", (1.0, 0.3), (1.2, 0.4), 1.1, 0.25),
 )
 def test_two_starts_are_one_run(
     first: tuple[float, float], second: tuple[float, float], seconds: float, spread: float

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import named_cases
+
 ROOT = Path(__file__).resolve().parents[2]
 FETCH = ROOT / "vendor" / "llama.cpp" / "fetch.py"
 
@@ -119,13 +121,9 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [((), HEADERS | SOURCES), (("--headers-only",), HEADERS)],
-    ids=["everything", "headers only"],
-)
+@named_cases(("everything", (), HEADERS | SOURCES), ("headers only", ("--headers-only",), HEADERS))
 def test_lays_what_was_asked_for(
-    vendor: Vendor, sdist: Path, options: tuple[str, ...], expected: Mapping[str, str]
+    options: tuple[str, ...], expected: Mapping[str, str], vendor: Vendor, sdist: Path
 ) -> None:
     vendor.pin(sdist)
     done = vendor.fetch("--sdist", sdist, *options)
@@ -145,18 +143,14 @@ def test_files_keep_their_time_and_whether_they_run(vendor: Vendor, tmp_path: Pa
     assert (vendor.source / "include/llama.h").stat().st_mtime == 1_000_000_000
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "again"),
-    [
-        ((), (), False),
-        (("--headers-only",), ("--headers-only",), False),
-        ((), ("--headers-only",), False),
-        (("--headers-only",), (), True),
-    ],
-    ids=["full, full", "headers, headers", "full serves headers", "headers do not serve full"],
+@named_cases(
+    ("full, full", (), (), False),
+    ("headers, headers", ("--headers-only",), ("--headers-only",), False),
+    ("full serves headers", (), ("--headers-only",), False),
+    ("headers do not serve full", ("--headers-only",), (), True),
 )
 def test_a_second_run_lays_only_what_is_missing(
-    vendor: Vendor, sdist: Path, first: tuple[str, ...], second: tuple[str, ...], again: bool
+    first: tuple[str, ...], second: tuple[str, ...], again: bool, vendor: Vendor, sdist: Path
 ) -> None:
     vendor.pin(sdist)
     assert vendor.fetch("--sdist", sdist, *first).returncode == 0
@@ -198,16 +192,13 @@ def test_another_pin_replaces_the_source_if_its_checksum_is_right(vendor: Vendor
     assert vendor.laid() == {*HEADERS, "src/new.cpp"}
 
 
-UNREADABLE = {
-    "cut short": ("cut.tar.gz", "cut.tar.gz is not a readable sdist"),
-    "without llama.cpp": ("elsewhere.tar.gz", "does not contain vendor/llama.cpp"),
-    "no such file": ("nowhere.tar.gz", "nowhere.tar.gz: No such file"),
-}
-
-
-@pytest.mark.parametrize(("name", "message"), UNREADABLE.values(), ids=UNREADABLE)
+@named_cases(
+    ("cut short", "cut.tar.gz", "cut.tar.gz is not a readable sdist"),
+    ("without llama.cpp", "elsewhere.tar.gz", "does not contain vendor/llama.cpp"),
+    ("no such file", "nowhere.tar.gz", "nowhere.tar.gz: No such file"),
+)
 def test_an_unreadable_sdist_is_refused_and_leaves_nothing(
-    vendor: Vendor, sdist: Path, tmp_path: Path, name: str, message: str
+    name: str, message: str, vendor: Vendor, sdist: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "cut.tar.gz").write_bytes(sdist.read_bytes()[:-200])
     write_sdist(tmp_path / "elsewhere.tar.gz", HEADERS, inside="pinned-1.0/elsewhere/")
@@ -248,21 +239,18 @@ def test_what_pip_fetched_is_checked(vendor: Vendor, sdist: Path) -> None:
     assert [path.name for path in vendor.directory.iterdir()] == ["pin.toml"]
 
 
-@pytest.mark.parametrize(
-    ("env", "python", "reason"),
-    [
-        ({}, (), "No matching distribution found for pinned==1.0"),
-        (
-            {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"},
-            (),
-            "no connection to the package index",
-        ),
-        ({}, ("-S",), "no pip in "),
-    ],
-    ids=["no such package", "no network", "no pip"],
+@named_cases(
+    ("no such package", {}, (), "No matching distribution found for pinned==1.0"),
+    (
+        "no network",
+        {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"},
+        (),
+        "no connection to the package index",
+    ),
+    ("no pip", {}, ("-S",), "no pip in "),
 )
 def test_why_pip_could_not_is_one_line(
-    vendor: Vendor, sdist: Path, env: dict[str, str], python: tuple[str, ...], reason: str
+    env: dict[str, str], python: tuple[str, ...], reason: str, vendor: Vendor, sdist: Path
 ) -> None:
     vendor.pin(sdist)
     line = said(vendor.fetch(env=env, python=python))

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
 from fitter.web.connection import SECONDS, Connection
+from tests.support.cases import named_cases
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 QUESTION = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
@@ -88,18 +88,15 @@ async def fed(pieces: Sequence[bytes]) -> tuple[Loop, Transport, list[bool]]:
     return loop, transport, found
 
 
-CASES: dict[str, tuple[list[bytes], list[bool]]] = {
-    "nothing comes": ([], [True]),
-    "no end of the headers comes": ([REQUEST[:-2]], [True, True]),
-    "a request": ([REQUEST], [True, False]),
-    "a request in two pieces": ([REQUEST[:5], REQUEST[5:]], [True, True, False]),
-    "two requests": ([REQUEST, REQUEST], [True, False, False]),
-    "the second one does not end": ([REQUEST, REQUEST[:5], REQUEST[5:9]], [True, False, True, True]),
-    "a body that does not come, which the guard waits for": ([QUESTION, b"1234"], [True, False, False]),
-}
-
-
-@pytest.mark.parametrize(("pieces", "expected"), CASES.values(), ids=CASES.keys())
+@named_cases(
+    ("nothing comes", [], [True]),
+    ("no end of the headers comes", [REQUEST[:-2]], [True, True]),
+    ("a request", [REQUEST], [True, False]),
+    ("a request in two pieces", [REQUEST[:5], REQUEST[5:]], [True, True, False]),
+    ("two requests", [REQUEST, REQUEST], [True, False, False]),
+    ("the second one does not end", [REQUEST, REQUEST[:5], REQUEST[5:9]], [True, False, True, True]),
+    ("a body that does not come, which the guard waits for", [QUESTION, b"1234"], [True, False, False]),
+)
 def test_a_request_arrives_in_time(pieces: list[bytes], expected: list[bool]) -> None:
     loop, transport, found = asyncio.run(fed(pieces))
     assert (found, transport.is_ended) == (expected, True), "at its end"

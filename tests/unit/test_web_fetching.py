@@ -14,6 +14,7 @@ from fitter.planning.request.request import Progress
 from fitter.web import fetching
 from fitter.web.fetching import Fetching
 from fitter.web.pool import Busy, Overtaken, Question
+from tests.support.cases import cases
 
 SECONDS = 120.0
 
@@ -91,7 +92,7 @@ def test_so_many_are_fetched_at_once() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("who", ["is fetched", "waits"])
+@cases("is fetched", "waits")
 def test_an_asker_who_leaves_frees_the_fetch(who: str) -> None:
     async def test() -> None:
         acted = Acted(of_a_host=1)

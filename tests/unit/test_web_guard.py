@@ -16,6 +16,7 @@ from fitter.web.allowed_files import Root
 from fitter.web.app import Settings
 from fitter.web.guard import HEADERS, LONGEST_BODY, LONGEST_HEADERS, Guard, Hosts
 from fitter.web.questions import ASKED, PlanQuestion, PlanQuestions, wanted
+from tests.support.cases import cases, named_cases
 
 OWN = "127.0.0.1:8080"
 JSON = ("content-type", "application/json")
@@ -56,26 +57,23 @@ def answer(
     return sent[0]["status"], found, sent[1]["body"]
 
 
-HOST_NAMES = {
-    "its own": ("127.0.0.1", OWN, True),
-    "without a port": ("127.0.0.1", "127.0.0.1", True),
-    "a tunnel's port": ("127.0.0.1", "localhost:9000", True),
-    "in capitals": ("127.0.0.1", "LOCALHOST:8080", True),
-    "IPv6": ("127.0.0.1", "[::1]:8080", True),
-    "a name that leads here": ("127.0.0.1", "evil.example:8080", False),
-    "a name that begins like it": ("127.0.0.1", "localhost.evil.example", False),
-    "another address": ("127.0.0.1", "10.0.0.1:8080", False),
-    "a user before it": ("127.0.0.1", "evil.example@127.0.0.1", False),
-    "no port": ("127.0.0.1", "127.0.0.1:x", False),
-    "empty": ("127.0.0.1", "", False),
-    "any of its addresses": ("0.0.0.0", "192.168.1.7:8080", True),
-    "a name, where it listens everywhere": ("0.0.0.0", "evil.example", False),
-    "the name that it listens at": ("planner.lan", "planner.lan:8080", True),
-    "another name than that": ("planner.lan", "evil.example", False),
-}
-
-
-@pytest.mark.parametrize(("host", "said", "is_own"), HOST_NAMES.values(), ids=HOST_NAMES.keys())
+@named_cases(
+    ("its own", "127.0.0.1", OWN, True),
+    ("without a port", "127.0.0.1", "127.0.0.1", True),
+    ("a tunnel's port", "127.0.0.1", "localhost:9000", True),
+    ("in capitals", "127.0.0.1", "LOCALHOST:8080", True),
+    ("IPv6", "127.0.0.1", "[::1]:8080", True),
+    ("a name that leads here", "127.0.0.1", "evil.example:8080", False),
+    ("a name that begins like it", "127.0.0.1", "localhost.evil.example", False),
+    ("another address", "127.0.0.1", "10.0.0.1:8080", False),
+    ("a user before it", "127.0.0.1", "evil.example@127.0.0.1", False),
+    ("no port", "127.0.0.1", "127.0.0.1:x", False),
+    ("empty", "127.0.0.1", "", False),
+    ("any of its addresses", "0.0.0.0", "192.168.1.7:8080", True),
+    ("a name, where it listens everywhere", "0.0.0.0", "evil.example", False),
+    ("the name that it listens at", "planner.lan", "planner.lan:8080", True),
+    ("another name than that", "planner.lan", "evil.example", False),
+)
 def test_the_host_is_its_own(host: str, said: str, is_own: bool) -> None:
     assert answer(("host", said), host=host)[0] == (200 if is_own else 421)
 
@@ -85,41 +83,35 @@ def test_there_is_one_host() -> None:
     assert answer(("host", OWN), ("host", OWN))[0] == 421
 
 
-ORIGINS = {
-    "none": ((), 200),
-    "its own": ((("origin", f"http://{OWN}"),), 200),
-    "its own, said by a browser": ((("origin", f"http://{OWN}"), ("sec-fetch-site", "same-origin")), 200),
-    "another": ((("origin", "http://evil.example"),), 403),
-    "another port": ((("origin", "http://127.0.0.1:9999"),), 403),
-    "another scheme": ((("origin", f"https://{OWN}"),), 403),
-    "a page without one": ((("origin", "null"),), 403),
-    "two": ((("origin", f"http://{OWN}"), ("origin", "http://evil.example")), 403),
-    "a form of another site": ((("sec-fetch-site", "cross-site"),), 403),
-    "of another port": ((("sec-fetch-site", "same-site"),), 403),
-}
-
-
-@pytest.mark.parametrize(("headers", "status"), ORIGINS.values(), ids=ORIGINS.keys())
+@named_cases(
+    ("none", (), 200),
+    ("its own", (("origin", f"http://{OWN}"),), 200),
+    ("its own, said by a browser", (("origin", f"http://{OWN}"), ("sec-fetch-site", "same-origin")), 200),
+    ("another", (("origin", "http://evil.example"),), 403),
+    ("another port", (("origin", "http://127.0.0.1:9999"),), 403),
+    ("another scheme", (("origin", f"https://{OWN}"),), 403),
+    ("a page without one", (("origin", "null"),), 403),
+    ("two", (("origin", f"http://{OWN}"), ("origin", "http://evil.example")), 403),
+    ("a form of another site", (("sec-fetch-site", "cross-site"),), 403),
+    ("of another port", (("sec-fetch-site", "same-site"),), 403),
+)
 def test_questions_come_from_its_own_page(headers: Any, status: int) -> None:
     assert answer(("host", OWN), JSON, *headers, method="POST")[0] == status
 
 
-READS = {
-    "a link": ("GET", "cross-site", "navigate", "document", 200),
-    "a link on another port": ("GET", "same-site", "navigate", "document", 200),
-    "its own script": ("GET", "same-origin", "cors", "empty", 200),
-    "an address that was typed": ("GET", "none", "navigate", "document", 200),
-    "a frame": ("GET", "cross-site", "navigate", "iframe", 403),
-    "an image": ("GET", "cross-site", "no-cors", "image", 403),
-    "a script": ("GET", "cross-site", "no-cors", "script", 403),
-    "a request of a script": ("GET", "cross-site", "no-cors", "empty", 403),
-    "a request of a script for its head": ("HEAD", "same-site", "no-cors", "empty", 403),
-    "a form": ("POST", "cross-site", "navigate", "document", 403),
-}
-"""Requests without an Origin, as a browser describes them."""
-
-
-@pytest.mark.parametrize(("method", "site", "mode", "to", "status"), READS.values(), ids=READS.keys())
+# Requests without an Origin, as a browser describes them.
+@named_cases(
+    ("a link", "GET", "cross-site", "navigate", "document", 200),
+    ("a link on another port", "GET", "same-site", "navigate", "document", 200),
+    ("its own script", "GET", "same-origin", "cors", "empty", 200),
+    ("an address that was typed", "GET", "none", "navigate", "document", 200),
+    ("a frame", "GET", "cross-site", "navigate", "iframe", 403),
+    ("an image", "GET", "cross-site", "no-cors", "image", 403),
+    ("a script", "GET", "cross-site", "no-cors", "script", 403),
+    ("a request of a script", "GET", "cross-site", "no-cors", "empty", 403),
+    ("a request of a script for its head", "HEAD", "same-site", "no-cors", "empty", 403),
+    ("a form", "POST", "cross-site", "navigate", "document", 403),
+)
 def test_of_another_site_only_a_link_is_answered(method: str, site: str, mode: str, to: str, status: int) -> None:
     said = (("sec-fetch-site", site), ("sec-fetch-mode", mode), ("sec-fetch-dest", to))
     assert answer(("host", OWN), JSON, *said, method=method)[0] == status
@@ -162,26 +154,21 @@ def test_a_value_of_no_kind_is_refused(value: object) -> None:
         assert PlanQuestion.model_validate({"model": "x", "margin": right}).margin == right
 
 
-@pytest.mark.parametrize(
-    "kind", ["", "text/plain", "application/x-www-form-urlencoded", "text/plain; application/json"]
-)
+@cases("", "text/plain", "application/x-www-form-urlencoded", "text/plain; application/json")
 def test_a_body_that_a_form_can_send_is_refused(kind: str) -> None:
     assert answer(("host", OWN), ("content-type", kind), method="POST")[0] == 415
     assert answer(("host", OWN), ("content-type", "application/json; charset=utf-8"), method="POST")[0] == 200
 
 
-BODIES = {
-    "the longest": ([b"x" * LONGEST_BODY], (), 200),
-    "the longest, in pieces": ([b"x" * (LONGEST_BODY // 2)] * 2, (), 200),
-    "too long": ([b"x" * (LONGEST_BODY + 1)], (), 413),
-    "too long, in pieces": ([b"x" * 1024] * 65, (), 413),
-    "too long, it says": ([b""], (("content-length", str(LONGEST_BODY + 1)),), 413),
-    "endless, it says": ([b""], (("content-length", "9" * 400),), 413),
-    "the longest, it says": ([b"x" * LONGEST_BODY], (("content-length", str(LONGEST_BODY)),), 200),
-}
-
-
-@pytest.mark.parametrize(("bodies", "headers", "status"), BODIES.values(), ids=BODIES.keys())
+@named_cases(
+    ("the longest", [b"x" * LONGEST_BODY], (), 200),
+    ("the longest, in pieces", [b"x" * (LONGEST_BODY // 2)] * 2, (), 200),
+    ("too long", [b"x" * (LONGEST_BODY + 1)], (), 413),
+    ("too long, in pieces", [b"x" * 1024] * 65, (), 413),
+    ("too long, it says", [b""], (("content-length", str(LONGEST_BODY + 1)),), 413),
+    ("endless, it says", [b""], (("content-length", "9" * 400),), 413),
+    ("the longest, it says", [b"x" * LONGEST_BODY], (("content-length", str(LONGEST_BODY)),), 200),
+)
 def test_a_body_has_a_limit(bodies: list[bytes], headers: Any, status: int) -> None:
     found, _, body = answer(("host", OWN), JSON, *headers, method="POST", bodies=bodies)
     assert found == status
@@ -189,7 +176,7 @@ def test_a_body_has_a_limit(bodies: list[bytes], headers: Any, status: int) -> N
         assert body == b"".join(bodies), "what passes is whole"
 
 
-@pytest.mark.parametrize(("length", "status"), [(LONGEST_HEADERS, 200), (LONGEST_HEADERS + 1, 431)])
+@cases((LONGEST_HEADERS, 200), (LONGEST_HEADERS + 1, 431))
 def test_headers_have_a_limit(length: int, status: int) -> None:
     own = len("host") + len(OWN) + len("x")
     assert answer(("host", OWN), ("x", "y" * (length - own)))[0] == status
@@ -199,7 +186,7 @@ def test_only_http_is_answered() -> None:
     assert answer(("host", OWN), kind="websocket")[0] == 400
 
 
-@pytest.mark.parametrize("host", [OWN, "evil.example"])
+@cases((OWN,), "evil.example")
 def test_every_answer_says_what_a_browser_may_do(host: str) -> None:
     assert HEADERS.items() <= answer(("host", host))[1].items()
     assert "access-control-allow-origin" not in answer(("host", host))[1]
@@ -225,34 +212,31 @@ def root(tmp_path: Path) -> Root:
     return Root.of(inside)
 
 
-OUTSIDE = {
-    "a parent": "../elsewhere/secret.gguf",
-    "a parent in between": "deep/../../elsewhere/secret.gguf",
-    "a parent that stays inside": "deep/../a.gguf",
-    "encoded": "%2e%2e/elsewhere/secret.gguf",
-    "encoded twice": "%252e%252e/elsewhere/secret.gguf",
-    "an encoded slash": "..%2felsewhere%2fsecret.gguf",
-    "backslashes": "..\\elsewhere\\secret.gguf",
-    "absolute": "/etc/hostname.gguf",
-    "absolute, twice": "//etc/hostname.gguf",
-    "absolute, and inside": "{root}/a.gguf",
-    "a link to elsewhere": "link.gguf",
-    "a linked folder": "folder/secret.gguf",
-    "a link to itself": "loop.gguf",
-    "a part that is a link to elsewhere": "s-00001-of-00002.gguf",
-    "NUL": "a.gguf\0.gguf",
-    "NUL before the end": "a\0.gguf",
-    "no GGUF": "notes.txt",
-    "a directory": "directory.gguf",
-    "a home directory": "~/a.gguf",
-    "a dot": "./a.gguf",
-    "no name": ".gguf/",
-    "too long": "a/" * 3000 + "a.gguf",
-    "a surrogate": "\udc80.gguf",
-}
-
-
-@pytest.mark.parametrize("name", OUTSIDE.values(), ids=OUTSIDE.keys())
+@named_cases(
+    ("a parent", "../elsewhere/secret.gguf"),
+    ("a parent in between", "deep/../../elsewhere/secret.gguf"),
+    ("a parent that stays inside", "deep/../a.gguf"),
+    ("encoded", "%2e%2e/elsewhere/secret.gguf"),
+    ("encoded twice", "%252e%252e/elsewhere/secret.gguf"),
+    ("an encoded slash", "..%2felsewhere%2fsecret.gguf"),
+    ("backslashes", "..\\elsewhere\\secret.gguf"),
+    ("absolute", "/etc/hostname.gguf"),
+    ("absolute, twice", "//etc/hostname.gguf"),
+    ("absolute, and inside", "{root}/a.gguf"),
+    ("a link to elsewhere", "link.gguf"),
+    ("a linked folder", "folder/secret.gguf"),
+    ("a link to itself", "loop.gguf"),
+    ("a part that is a link to elsewhere", "s-00001-of-00002.gguf"),
+    ("NUL", "a.gguf\0.gguf"),
+    ("NUL before the end", "a\0.gguf"),
+    ("no GGUF", "notes.txt"),
+    ("a directory", "directory.gguf"),
+    ("a home directory", "~/a.gguf"),
+    ("a dot", "./a.gguf"),
+    ("no name", ".gguf/"),
+    ("too long", "a/" * 3000 + "a.gguf"),
+    ("a surrogate", "\udc80.gguf"),
+)
 def test_nothing_outside_of_the_root_is_opened(name: str, root: Root) -> None:
     with pytest.raises(ModelError, match=r"there is no model '.*' here: take one of the list"):
         root.file(name.replace("{root}", str(root.path)))
@@ -273,27 +257,24 @@ def test_a_root_is_a_directory(tmp_path: Path) -> None:
         Root.of(tmp_path / "file")
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "file:///etc/passwd",
-        "FILE:/etc/passwd",
-        "config:///etc/config.json",
-        "config://hf://org/repo",
-        "s3://bucket/a.gguf",
-        "ftp://host/a.gguf",
-        "zip://a.gguf::https://host/a.zip",
-        "simplecache::https://host/a.gguf",
-        "https:/host/a.gguf",
-        "dask://host:8786",
-    ],
+@cases(
+    "file:///etc/passwd",
+    "FILE:/etc/passwd",
+    "config:///etc/config.json",
+    "config://hf://org/repo",
+    "s3://bucket/a.gguf",
+    "ftp://host/a.gguf",
+    "zip://a.gguf::https://host/a.zip",
+    "simplecache::https://host/a.gguf",
+    "https:/host/a.gguf",
+    "dask://host:8786",
 )
 def test_other_schemes_are_refused(address: str, root: Root) -> None:
     with pytest.raises((UsageError, ModelError), match=r"is asked for: give https://|there is no model"):
         wanted(address, root)
 
 
-@pytest.mark.parametrize("address", ["https://host/a.gguf", "HTTP://host/a.gguf", "hf://org/repo/a.gguf"])
+@cases("https://host/a.gguf", "HTTP://host/a.gguf", "hf://org/repo/a.gguf")
 def test_web_servers_and_the_hub_are_asked(address: str) -> None:
     assert wanted(address, None).is_elsewhere
 
@@ -305,24 +286,19 @@ def test_without_a_root_there_are_no_files() -> None:
         wanted("gpt-oss:20", None)
 
 
-MESSAGES = {
-    "below the root": ("{root}/deep/b.gguf is empty", "deep/b.gguf is empty"),
-    "of this machine": ("/opt/x/lib/libllama.so: no", "…/libllama.so: no"),
-    "in quotes": ("'/etc/x.conf' cannot be read", "'…/x.conf' cannot be read"),
-    "of the user": ("{home}/my models/a.gguf", "…/my models/a.gguf"),
-    "of others": ("see https://host/a/b.gguf", "see https://host/a/b.gguf"),
-    "of the hub": ("hf://org/repo/a/b.gguf: no", "hf://org/repo/a/b.gguf: no"),
-}
-
-
-@pytest.mark.parametrize(("message", "told"), MESSAGES.values(), ids=MESSAGES.keys())
+@named_cases(
+    ("below the root", "{root}/deep/b.gguf is empty", "deep/b.gguf is empty"),
+    ("of this machine", "/opt/x/lib/libllama.so: no", "…/libllama.so: no"),
+    ("in quotes", "'/etc/x.conf' cannot be read", "'…/x.conf' cannot be read"),
+    ("of the user", "{home}/my models/a.gguf", "…/my models/a.gguf"),
+    ("of others", "see https://host/a/b.gguf", "see https://host/a/b.gguf"),
+    ("of the hub", "hf://org/repo/a/b.gguf: no", "hf://org/repo/a/b.gguf: no"),
+)
 def test_messages_say_nothing_of_the_machine(message: str, told: str, root: Root) -> None:
     assert planner_page.told(message.format(root=root.path, home=Path.home()), root) == told
 
 
-@pytest.mark.parametrize(
-    ("host", "has_devices"), [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False)]
-)
+@cases(("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False))
 def test_who_may_plan_for_this_machine(host: str, has_devices: bool) -> None:
     assert Settings(host=host).has_devices == has_devices
     asked = PlanQuestion(model="shape://qwen3-0.6b", session="")

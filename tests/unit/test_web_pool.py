@@ -13,6 +13,7 @@ import pytest
 from fitter.errors import CancelledError, TimeLimitError, UsageError
 from fitter.web import pool
 from fitter.web.pool import Busy, Overtaken, Pool
+from tests.support.cases import cases
 
 SECONDS = 120.0
 
@@ -263,7 +264,7 @@ async def test_questions_without_a_session_end_no_other(acted: Acted) -> None:
     assert [(await each).cancelled for each in both] == [0, 0]
 
 
-@pytest.mark.parametrize("waiting", [0, 2])
+@cases(0, 2)
 def test_the_line_has_a_limit(waiting: int) -> None:
     async def test() -> None:
         acted = Acted(workers=1, waiting=waiting, is_free=False)
@@ -417,7 +418,7 @@ async def test_nobody_waits_for_ever(acted: Acted) -> None:
     assert (await busy) is (await acted.ask()) is acted.made[0]
 
 
-@pytest.mark.parametrize("is_asked", [True, False])
+@cases(True, False)
 def test_the_end_of_the_pool_kills_what_does_not_end(is_asked: bool) -> None:
     async def test() -> None:
         acted = Acted(workers=1, is_free=not is_asked)

@@ -6,11 +6,10 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 import fitter
 from fitter.parameters.table import PARAMETERS
 from fitter.web.wording import worded
+from tests.support.cases import cases
 
 LACKS = "CUDA0 lacks 3 MiB: 4 MiB are needed plus a margin of 1024 MiB, but 4 MiB are free; "
 
@@ -48,7 +47,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("message", "expected"), MESSAGES.values(), ids=MESSAGES.keys())
+@cases(MESSAGES)
 def test_a_message_has_the_words_of_the_page(message: str, expected: str) -> None:
     assert worded(message) == expected
 
@@ -68,7 +67,7 @@ def texts(room: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("room", ["machine", "model", "planning", "web"])
+@cases("machine", "model", "planning", "web")
 def test_no_message_keeps_an_option_of_the_table(room: str) -> None:
     messages = texts(room)
     assert len(messages) > 10

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fitter.llama.build.compared import compared
+from tests.support.cases import named_cases
 from tools.wheel.__main__ import BuildError, check_contents
 from tools.wheel.compiler import INCLUDE, search_list, write_compilers
 from tools.wheel.targets import TARGETS, own_target
@@ -69,22 +70,15 @@ def test_what_links_gets_the_library_and_what_compiles_does_not(tmp_path: Path) 
     assert call("CC", "-shared", "a.o")[-3:] == ["-shared", "a.o", "-s"]
 
 
-@pytest.mark.parametrize(
-    ("name", "libraries", "says"),
-    [
-        pytest.param(NAME, LIBRARIES, None, id="right"),
-        pytest.param(
-            "llama_fitter-0.1.0-py3-none-linux_x86_64.whl", LIBRARIES, "is not tagged for manylinux", id="no tag"
-        ),
-        pytest.param(
-            NAME.replace("py3-none", "cp311-cp311"), LIBRARIES, "is not tagged for manylinux", id="one Python's"
-        ),
-        pytest.param(NAME, LIBRARIES | {"fitter/llama/bundle/libllama.so.0"}, "not hold .*libllama.so.0", id="a link"),
-        pytest.param(NAME, LIBRARIES - {"fitter/llama/libfitter.so"}, "lacks .*libfitter.so", id="one is missing"),
-        pytest.param(NAME, LIBRARIES - {"fitter/llama/bundle/LICENSE"}, "lacks .*LICENSE", id="no licence"),
-    ],
+@named_cases(
+    ("right", NAME, LIBRARIES, None),
+    ("no tag", "llama_fitter-0.1.0-py3-none-linux_x86_64.whl", LIBRARIES, "is not tagged for manylinux"),
+    ("one Python's", NAME.replace("py3-none", "cp311-cp311"), LIBRARIES, "is not tagged for manylinux"),
+    ("a link", NAME, LIBRARIES | {"fitter/llama/bundle/libllama.so.0"}, "not hold .*libllama.so.0"),
+    ("one is missing", NAME, LIBRARIES - {"fitter/llama/libfitter.so"}, "lacks .*libfitter.so"),
+    ("no licence", NAME, LIBRARIES - {"fitter/llama/bundle/LICENSE"}, "lacks .*LICENSE"),
 )
-def test_which_wheel_is_right(tmp_path: Path, name: str, libraries: frozenset[str], says: str | None) -> None:
+def test_which_wheel_is_right(name: str, libraries: frozenset[str], says: str | None, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / name, "w") as archive:
         for library in (*libraries, "fitter/__init__.py"):
             archive.writestr(library, "")

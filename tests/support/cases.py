@@ -1,0 +1,33 @@
+"""Cases of a test as rows: their values are the first parameters of the test, and fixtures come after them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+_Test = TypeVar("_Test", bound=Callable[..., None])
+
+
+def cases(*rows: Any) -> Callable[[_Test], _Test]:
+    """Run a test with each row, a tuple of values or a single one that is no tuple; a table has their names."""
+    if len(rows) == 1 and isinstance(rows[0], Mapping):
+        return _marked(list(rows[0].values()), list(rows[0]))
+    return _marked(rows, None)
+
+
+def named_cases(*rows: tuple[Any, ...]) -> Callable[[_Test], _Test]:
+    """Run a test with each row, which has its name in front of the values."""
+    return _marked([row[1:] for row in rows], [row[0] for row in rows])
+
+
+def _marked(rows: Sequence[Any], names: Sequence[str] | None) -> Callable[[_Test], _Test]:
+    values = [row if isinstance(row, tuple) else (row,) for row in rows]
+
+    def mark(test: _Test) -> _Test:
+        parameters = list(inspect.signature(test).parameters)[: len(values[0])]
+        return pytest.mark.parametrize(parameters, values, ids=names)(test)
+
+    return mark
