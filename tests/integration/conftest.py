@@ -11,7 +11,8 @@ import pytest
 from fitter.llama.client import Worker
 from tests.formats import upstream
 from tests.support.browser import chromium, find, is_needed
-from tools.tiny import write_tiny
+from tools import shapes
+from tools.tiny import TINY_MOE, write_tiny
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -41,6 +42,21 @@ def worker() -> Iterator[Worker]:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a model with experts that takes milliseconds to load."""
     return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write what the file of tests calls ``MODEL``: a shape without its words, or a small model that runs."""
+    wanted, folder = getattr(request.module, "MODEL", TINY_MOE), tmp_path_factory.mktemp("model")
+    if isinstance(wanted, str):
+        return shapes.write(wanted, folder, vocab=False)
+    return write_tiny(folder / "model.gguf", wanted)
+
+
+@pytest.fixture(scope="module")
+def models(request: pytest.FixtureRequest, directory: Path) -> dict[str, Path]:
+    """Write the shapes that the file of tests calls ``MODELS``, without their words."""
+    return {name: shapes.write(name, directory, vocab=False) for name in request.module.MODELS}
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,9 @@ from tests.support.cases import named_cases
 from tools import shapes
 from tools.environment import with_variables
 from tools.servers import RpcServer
-from tools.tiny import TINY_DENSE, write_tiny
+from tools.tiny import TINY_DENSE
+
+MODEL = TINY_DENSE
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
@@ -35,11 +37,6 @@ def accelerator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = os.environ.get("CXX", "c++")
     subprocess.run([compiler, *words, str(ROOT / "tests/accelerator/device.cpp"), "-o", str(library)], check=True)
     return library
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("models") / "dense.gguf", TINY_DENSE)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,8 @@ from tests.support.patience import SECONDS, until
 from tests.support.real_cards import Load
 from tools import upstream
 from tools.rpc_servers import free_port
-from tools.tiny import write_tiny
+
+MODEL = TinyModel("tiny")
 
 CARDS = ["2x rtx-5090"]
 WORDS = ("--gpu", *CARDS, "--")
@@ -37,11 +38,6 @@ MIB = 2**20
 @pytest.fixture(scope="module")
 def server() -> Path:
     return upstream.tool("llama-server")
-
-
-@pytest.fixture(scope="module")
-def model(directory: Path) -> Path:
-    return write_tiny(directory / "model.gguf", TinyModel("tiny"))
 
 
 def answer(command: Sequence[str | Path], log: Path) -> str:

@@ -15,15 +15,10 @@ from fitter.output.tables.plan_facts import facts
 from fitter.planning.request.shared import parse_reserve
 from tests.support.cases import named_cases
 from tests.support.command import run_fitter
-from tools import shapes
+
+MODELS = ("llama-3.1-8b", "qwen3-30b-a3b")
 
 MIB = 1024**2
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("beside")
-    return {name: shapes.write(name, folder, vocab=False) for name in ("llama-3.1-8b", "qwen3-30b-a3b")}
 
 
 def planned(path: Path, **words: Any) -> fitter.Plan:

@@ -18,17 +18,12 @@ from fitter.llama.client import Worker
 from fitter.output.units import speed
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
-from tools import shapes
+
+MODELS = ("llama-3.1-8b", "qwen3-30b-a3b")
 
 HOST = "60GB/s"
 
 Ask = Callable[..., Price]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    directory = tmp_path_factory.mktemp("shapes")
-    return {name: shapes.write(name, directory, vocab=False) for name in ("llama-3.1-8b", "qwen3-30b-a3b")}
 
 
 @pytest.fixture

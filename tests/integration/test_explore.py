@@ -36,14 +36,11 @@ from tests.support.ranges import serving
 from tools.shapes import write
 from tools.tiny import write_tiny
 
+MODEL = "qwen3-30b-a3b"
+
 MACHINES = ("rtx-4090 + 8GiB", "none", "2GiB")
 GRID: dict[str, Any] = {"machines": MACHINES, "n_ctx": [8192, 32768], "type_k": ["f16", "q8_0"], "host_memory": "18GiB"}
 CELLS = 12
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write("qwen3-30b-a3b", tmp_path_factory.mktemp("models"), vocab=False)
 
 
 @pytest.fixture(scope="module")

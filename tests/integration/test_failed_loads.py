@@ -97,11 +97,6 @@ class Script:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("models") / "model.gguf", MODEL)
-
-
-@pytest.fixture(scope="module")
 def server() -> Iterator[RpcServer]:
     with RpcServer() as started:
         yield started

@@ -23,14 +23,8 @@ from fitter.llama.load.structs import apply
 from fitter.llama.types import TensorBuftOverride
 from fitter.parameters.table import of_a_struct
 from tests.support.cases import cases
-from tools.tiny import write_tiny
 
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "verbose": False, "n_threads": 1}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("models") / "moe.gguf")
 
 
 @pytest.fixture(scope="module")

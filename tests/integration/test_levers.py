@@ -14,22 +14,15 @@ from fitter.planning.request.request import LEVERS, Progress
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.llama_builds import NEWEST, where
-from tools import shapes
 
 HOST = "60GB/s"
 GPT_OSS = "shape://gpt-oss-120b"
-SHAPES = ("llama-3.1-8b", "gemma3-12b", "deepseek-v3.1")
+MODELS = ("llama-3.1-8b", "gemma3-12b", "deepseek-v3.1")
 
 CACHE = {"gpus": ["8GiB"], "host_memory": "2GiB", "n_ctx": 32768}
 """With an f16 cache Llama 3.1 8B lacks a GiB on the device, and on the host that it would be moved to."""
 EXPERTS = {"gpus": ["5GiB"], "n_ctx": 8192, "cpu_moe": True, "n_gpu_layers": 99}
 """DeepSeek's cache leaves less than the buffer for streaming experts in, even without dense weights."""
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    directory = tmp_path_factory.mktemp("shapes")
-    return {name: shapes.write(name, directory, vocab=False) for name in SHAPES}
 
 
 def fit(path: Path, *allow: str, **options: Any) -> Plan:

@@ -16,7 +16,6 @@ from fitter.llama.build import layouts
 from fitter.llama.build.build_folder import find
 from tests.support.cases import cases, named_cases
 from tests.support.llama_builds import LAYOUTS, every, fetched, header_of, where
-from tools.tiny import write_tiny
 
 ONE_OF_THEM = "v0.5.0"
 OF_EACH_LAYOUT = [pytest.param(name, marks=pytest.mark.llama_cpp) if name == "v0.4.0" else name for name in every()]
@@ -41,11 +40,6 @@ for _ in range(4):
 from fitter.cli import main
 sys.exit(main([*args, "--llama-cpp", where]))
 """
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("models") / "moe.gguf")
 
 
 def run(words: Sequence[str | Path], **variables: str) -> subprocess.CompletedProcess[str]:

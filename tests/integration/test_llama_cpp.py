@@ -25,17 +25,11 @@ from fitter.llama.types import VirtualDevice, describe
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter, run_python
 from tests.support.llama_builds import computing, fetched
-from tools.tiny import TINY_MOE, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "build/llama/bin"
 OWN = (str(backend_path()), str(backend_path().with_name("libfitter.so")))
 GPU = ("--gpu", "cuda:8.9:8GiB")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("model") / "model.gguf", TINY_MOE)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tools import llama_builds, llama_python
-from tools.tiny import write_tiny
 
 VERSIONS = list(llama_builds.headers())
 PINNED = VERSIONS[-1]
@@ -81,11 +80,6 @@ def run(version: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=200, check=False, env=variables
     )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("models") / "moe.gguf")
 
 
 def of_versions() -> list[Any]:

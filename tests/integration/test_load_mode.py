@@ -11,15 +11,8 @@ import fitter
 from fitter.output.keywords import mapping
 from tests.support.cases import cases, named_cases
 from tests.support.llama_builds import every, where
-from tools import shapes
 
-DENSE, EXPERTS = "llama-3.1-8b", "qwen3-30b-a3b"
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    directory = tmp_path_factory.mktemp("models")
-    return {name: shapes.write(name, directory, vocab=False) for name in (DENSE, EXPERTS)}
+DENSE, EXPERTS = MODELS = ("llama-3.1-8b", "qwen3-30b-a3b")
 
 
 @named_cases(

@@ -15,16 +15,12 @@ from fitter.regression.measuring import measure_cases
 from fitter.text import mib_up
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
-from tools import shapes
+
+MODEL = "llama-3.1-8b"
 
 MIB = 2**20
 GIB = 2**30
 LARGE, SMALL = "24GiB", "8GiB"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shapes.write("llama-3.1-8b", tmp_path_factory.mktemp("shapes"), vocab=False)
 
 
 def out(device: str, why: str) -> str:

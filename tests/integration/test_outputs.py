@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from examples.tiny_moe import TOKENS
 from fitter.programs.outputs import output_bytes
 from tests.support.cases import named_cases
 from tests.support.command import json_of_python
-from tools.tiny import TINY_DENSE, write_tiny
+from tools.tiny import TINY_DENSE
+
+MODEL = TINY_DENSE
 
 N_VOCAB = len(TOKENS)
 N_BATCH = 64
@@ -74,11 +74,6 @@ def allocated(path: Path, **settings: object) -> tuple[int, int]:
     }
     taken, compute = json_of_python(ALLOCATED, path, json.dumps(settings))
     return int(taken), int(compute)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("models") / "dense.gguf", TINY_DENSE)
 
 
 @named_cases(

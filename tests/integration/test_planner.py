@@ -21,10 +21,7 @@ from fitter.planning.request.request import Progress
 from tests.support.patience import SECONDS, all_end, until
 from tools.shapes import write, write_split
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write("qwen3-30b-a3b", tmp_path_factory.mktemp("models"), vocab=False)
+MODEL = "qwen3-30b-a3b"
 
 
 @pytest.fixture

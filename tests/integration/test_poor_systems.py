@@ -12,18 +12,15 @@ from fitter import system
 from fitter.machine.host import host_memory
 from tests.support.cases import cases, named_cases
 from tests.support.patience import SECONDS
-from tools.tiny import TINY_DENSE, write_tiny
+from tools.tiny import TINY_DENSE
+
+MODEL = TINY_DENSE
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = str(ROOT / "build/llama/bin/llama-server")
 GPU = ("--gpu", "cuda:8.9:8GiB")
 FITTER = (sys.executable, "-m", "fitter")
 HIDE = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("models") / "model.gguf", TINY_DENSE)
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

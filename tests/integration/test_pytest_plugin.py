@@ -38,11 +38,6 @@ def only_our_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
-
-
-@pytest.fixture(scope="module")
 def plan(model: Path) -> Plan:
     """Fit the plan that the plugin has to make as well."""
     return fitter.fit(model, gpus=[GPU], n_ctx=N_CTX)

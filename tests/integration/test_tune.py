@@ -23,16 +23,10 @@ from tests.support.cases import named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import until
 from tools import upstream
-from tools.tiny import write_tiny
 from tools.tiny_kinds import write_bert
 
 SERVER = "llama-server"
 ASKED: dict[str, Any] = {"n_ctx": 1024, "prompt": 100, "generate": 8, "cache_ram": 64, "n_seq_max": 2}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("tune") / "moe.gguf")
 
 
 @pytest.fixture(autouse=True)

@@ -11,13 +11,9 @@ import fitter
 from fitter.cli import main
 from fitter.llama.types import Params
 from tests.support.cases import cases
-from tools import shapes
 from tools.tiny import write_tiny
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shapes.write("llama-3.1-8b", tmp_path_factory.mktemp("models"), vocab=False)
+MODEL = "llama-3.1-8b"
 
 
 @cases(("16GiB", True), ("4GiB", False), (None, True))
