@@ -117,16 +117,9 @@ def test_sdist_holds_what_a_build_needs_and_no_llama_cpp(checkout: Path, tmp_pat
     with tarfile.open(tmp_path / f"{DISTRIBUTION}.tar.gz") as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     needed = {
-        "pyproject.toml",
-        "CMakeLists.txt",
-        "LICENSE",
-        "README.md",
-        "bindings/CMakeLists.txt",
-        "bindings/fitter.h",
-        "bindings/declarations.py",
-        "bindings/measuring/breakdown.cpp",
-        "bindings/virtual/rules/types.h",
-        "bindings/cuda_runtime/cudart_traps.inc",
+        *("pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md", "bindings/CMakeLists.txt"),
+        *("bindings/fitter.h", "bindings/declarations.py", "bindings/measuring/breakdown.cpp"),
+        *("bindings/virtual/rules/types.h", "bindings/cuda_runtime/cudart_traps.inc"),
     }
     assert needed | {f"vendor/llama.cpp/{name}" for name in ("pin.toml", "fetch.py", "CMakeLists.txt")} <= names
     assert not {name for name in names if name.startswith("vendor/llama.cpp/source")}

@@ -20,19 +20,9 @@ from tools import shapes
 MIB, GIB = 2**20, 2**30
 
 MACHINES = (
-    "m1:16GiB",
-    "m2-pro:32GiB",
-    "m3-max:64GiB",
-    "m3-ultra:512GiB",
-    "m4-max:128GiB",
-    "m5:24GiB",
-    "strix-halo:128GiB",
-    "strix-halo-96gb",
-    "dgx-spark",
-    "jetson-orin-64gb",
-    "jetson-thor",
-    "radeon-890m:64GiB",
-    "lunar-lake:32GiB",
+    *("m1:16GiB", "m2-pro:32GiB", "m3-max:64GiB", "m3-ultra:512GiB", "m4-max:128GiB"),
+    *("m5:24GiB", "strix-halo:128GiB", "strix-halo-96gb", "dgx-spark", "jetson-orin-64gb"),
+    *("jetson-thor", "radeon-890m:64GiB", "lunar-lake:32GiB"),
 )
 SHAPES = ("llama-3.1-8b", "gemma3-12b", "gpt-oss-20b", "qwen3-30b-a3b", "llama-3.1-70b", "gpt-oss-120b")
 

@@ -349,12 +349,6 @@ def test_a_split_model(tmp_path: Path) -> None:
 # --- wrong input
 
 
-def truncate(repository: Repository) -> None:
-    rewrite(repository, DENSE)
-    path = repository.path / "models" / "dense.gguf"
-    os.truncate(path, path.stat().st_size - 4096)
-
-
 def append(path: str, text: str) -> Callable[[Repository], None]:
     def change(repository: Repository) -> None:
         file = repository.path / path
@@ -376,23 +370,11 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         3,
         "fitted: {path}/models/moe.gguf: no such file",
     ),
-    "a truncated model": (
-        truncate,
-        ("check", "-k", "chat"),
-        3,
-        "chat: {path}/models/dense.gguf is truncated: the last",
-    ),
     "parameters that make no sense": (
         lambda repository: repository.edit("n_ubatch = 512", 'type_k = "maybe"'),
         ("check",),
         2,
         "chat: type_k (-ctk) is 'maybe': give one of f32, f16",
-    ),
-    "a merge conflict": (
-        append("fitter.lock", "<<<<<<< ours\n=======\n>>>>>>> theirs\n"),
-        ("check",),
-        2,
-        "fitter.lock has a merge conflict in line",
     ),
     "a case that is not locked": (
         append("fitter.toml", '[cases.more]\nmodel = "models/moe.gguf"\n'),
@@ -418,13 +400,6 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         2,
         "pipe is a pipe, but a lock must be a file",
     ),
-    "an update of no case": (
-        lambda repository: None,
-        ("lock", "--update", "chad"),
-        2,
-        "there is no case 'chad' in fitter.toml: did you mean chat?",
-    ),
-    "no expression": (lambda repository: None, ("check", "-k", "a b"), 2, "-k 'a b' is not an expression"),
     "a report that cannot be written": (
         lambda repository: None,
         ("check", "--junit", "nowhere/a.xml"),

@@ -86,15 +86,6 @@ def test_loads_and_what_differs_are_counted_over_all_models() -> None:
     ]
 
 
-def test_numbers_that_differ_are_kept_for_all_models() -> None:
-    wanted = configurations()[:2]
-    real = lambda path, params: rows(1, 2, 4)  # noqa: E731
-    found = calibration.compare(real, lambda path, params: ONE, [CARD], MODELS, wanted)
-    assert [(each.model, each.configuration) for each in found.differences] == [
-        (model.name, configuration.name) for model in MODELS for configuration in wanted
-    ]
-
-
 def test_only_models_that_are_for_it_are_loaded() -> None:
     loaded: list[Path] = []
     started: list[int] = []

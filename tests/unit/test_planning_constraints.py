@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import UsageError
-from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride, TensorInfo
+from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from fitter.model.header import Model
 from fitter.planning.request import constraints
@@ -17,7 +17,7 @@ from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.request.summary import Problem
 from fitter.planning.speed.cost import Workload
 from fitter.text import MIB
-from tests.support.cases import cases, named_cases
+from tests.support.cases import named_cases
 
 CARD = DeviceInfo("CUDA0", "a card", "gpu", "CUDA", 8192 * MIB, 8000 * MIB, buffer_type="CUDA0", largest_tensor=MIB)
 
@@ -73,20 +73,6 @@ NAMES = ("blk.0.ffn_up_exps.weight", "blk.1.ffn_up_exps.weight", "blk.10.ffn_up_
 )
 def test_experts_on_the_host(cpu_moe: bool, n_cpu_moe: int | None, expected: tuple[TensorBuftOverride, ...]) -> None:
     assert constraints.host_overrides(cpu_moe, n_cpu_moe, None, NAMES) == expected
-
-
-def test_a_tensor_as_large_as_a_device_takes() -> None:
-    override = TensorBuftOverride(".*", "CUDA0")
-    constraints.check_targets([(TensorInfo("a", "f32", (1,), MIB), override)], [CARD], [CARD])
-    with pytest.raises(UsageError, match="puts a of 2 MiB on CUDA0, which takes tensors of 1 MiB at most"):
-        constraints.check_targets([(TensorInfo("a", "f32", (1,), MIB + 1), override)], [CARD], [CARD])
-
-
-@cases("gpu", "igpu")
-def test_a_tensor_on_a_device_that_is_left_out(kind: str) -> None:
-    caught = [(TensorInfo("a", "f32", (1,), 1), TensorBuftOverride(".*", "CUDA0"))]
-    with pytest.raises(UsageError, match="puts a on CUDA0, and -dev"):
-        constraints.check_targets(caught, [], [replace(CARD, type=kind)])
 
 
 def test_what_a_device_is_in_a_fit() -> None:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from fitter.errors import UsageError
-from fitter.machine.gpu import cards_of, split_gpus
+from fitter.machine.gpu import cards_of
 from fitter.output.tables.exploration_table import csv_text, exploration_table
 from fitter.planning.tables.exploration import (
     Exploration,
@@ -141,12 +141,6 @@ def test_words_that_are_not(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_requirement(text)
     assert str(caught.value) == REFUSED[text]
-
-
-def test_machines_of_several_cards() -> None:
-    assert split_gpus("rtx-4090 + 2x rtx-3090") == ["rtx-4090", "2x rtx-3090"]
-    with pytest.raises(UsageError, match="name a GPU on both sides of each"):
-        split_gpus("rtx-4090 +")
 
 
 @cases(
