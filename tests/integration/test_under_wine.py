@@ -35,6 +35,7 @@ def test_every_module_is_imported() -> None:
 
 
 @with_wine
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_windows_python_runs_its_tests(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
