@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,12 @@ IDLE = {
         (),
         ["CUDA0 stays idle: no plan with it fits: a micro batch of 32768 tokens has large compute buffers (-ub, -b)"],
     ),
+    "a card that has no layer, and is not idle": (
+        "llama-3.1-70b",
+        {"gpus": "2x rtx-4060:free=2GiB", "n_ctx": 131072, "n_seq_max": 8},
+        ("CUDA0",),
+        ["CUDA0 only computes prompts: a layer there saves ", "CUDA1 stays idle: a layer there saves "],
+    ),
     "a card without room for a layer": (
         "llama-3.1-70b",
         {"gpus": ["2x rtx-3090", "cuda:8.6:1300MiB"], "n_ctx": 8192},
@@ -146,11 +153,11 @@ IDLE = {
 def test_idle_devices(
     shape: str, asked: dict[str, Any], devices: tuple[str, ...], notes: list[str], worker: Worker
 ) -> None:
-    plan = fitter.fit(f"shape://{shape}", **asked, n_seq_max=1, worker=worker)
+    plan = fitter.fit(f"shape://{shape}", **{"n_seq_max": 1, **asked}, worker=worker)
     assert plan.params.devices == devices
-    found = [note for note in plan.notes if " idle: " in note]
+    found = [note for note in plan.notes if " idle: " in note or " only compute" in note]
     # each device that has nothing is named once
-    named = {name for note in found for name in note.split(" stay")[0].split(", ")}
+    named = {name for note in found for name in re.split(r" stay| only", note)[0].split(", ")}
     left_out = {left.device for left in plan.left_out}
     assert not named & left_out and named | left_out | {*devices} >= {use.name for use in plan.devices}
     assert [note[: len(start)] for note, start in zip(found, notes, strict=True)] == notes

@@ -30,11 +30,18 @@ def idle_notes(state: SearchState, best: Trial, trials: Sequence[Trial]) -> tupl
     idle = [device for device, row in rows.items() if not row.model + row.context]
     used = [device for device in request.devices if device not in idle]
     compute = min((rows[device].compute for device in used), default=0)
-    reasons: dict[str, list[str]] = {}
+    groups: dict[tuple[bool, str], list[str]] = {}
     for device in idle:
-        reasons.setdefault(_reason(state, best, trials, device, compute), []).append(device.name)
-    verbs = {reason: "stays" if len(names) == 1 else "stay" for reason, names in reasons.items()}
-    return tuple(f"{', '.join(names)} {verbs[reason]} idle: {reason}" for reason, names in reasons.items())
+        reason = _reason(state, best, trials, device, compute)
+        groups.setdefault((rows[device].compute > 0, reason), []).append(device.name)
+    return tuple(_said(names, has_buffer, reason) for (has_buffer, reason), names in groups.items())
+
+
+def _said(names: Sequence[str], has_buffer: bool, reason: str) -> str:
+    """Say why devices have nothing of the model; one with a compute buffer computes prompts with the host's weights."""
+    ending = "s" if len(names) == 1 else ""
+    does = f"only compute{ending} prompts" if has_buffer else f"stay{ending} idle"
+    return f"{', '.join(names)} {does}: {reason}"
 
 
 def _reason(state: SearchState, best: Trial, trials: Sequence[Trial], device: DeviceLimit, compute: int) -> str:
