@@ -24,7 +24,7 @@ from fitter.model.header import Model, open_model
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import llama_placement
 from fitter.planning.speed.cost import Layer, Weights
-from fitter.planning.speed.expert_cache import ALIGNMENT, Group, experts_on_host, groups_of
+from fitter.planning.speed.expert_cache import ALIGNMENT, ExpertGroup, experts_on_host, groups_of
 from fitter.planning.speed.model_facts import facts_of
 from fitter.text import MIB
 from tools import shapes
@@ -65,7 +65,7 @@ def draw(number: int, n_layer: dict[str, int]) -> Case:
     return Case(shape, cards, size, on_devices, on_host, tuple(rng.randint(1, 9) for _ in cards))
 
 
-def bytes_on(groups: Sequence[Group], n_devices: int, n_expert: int) -> tuple[list[int], int]:
+def bytes_on(groups: Sequence[ExpertGroup], n_devices: int, n_expert: int) -> tuple[list[int], int]:
     """Add up the bytes of a cache on each device, and those of its tables of slots on the host."""
     devices = [sum(group.bytes for group in groups if group.device == d) for d in range(n_devices)]
     table = -(-4 * n_expert // HOST_ALIGNMENT) * HOST_ALIGNMENT

@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import fitter
-from fitter.api.fleet_candidates import Candidate, FleetCase, ModelPlanner, room_of
+from fitter.api.fleet_candidates import FleetCase, ModelPlanner, PlannedWay, room_of
 from fitter.api.plan_fleet import FleetRequest, plan_fleet
 from fitter.api.shared_models import bytes_of_a_process
 from fitter.machine.disk import default_bandwidth
-from fitter.planning.fleet.members import Member, Room, Way
+from fitter.planning.fleet.members import FleetRoom, Member, Way
 from tools.fleet_cases import FLEETS, FleetExample
 from tools.fleet_replay import PATTERNS, POLICIES, Asked, Replayed, ReplayModel, Setup, draw, read_log, replay
 
 _OWN = ("share", "resident", "evict", "never_with")
 
 
-def alone(example: FleetExample) -> tuple[dict[str, Candidate], dict[str, dict[str, Way]]]:
+def alone(example: FleetExample) -> tuple[dict[str, PlannedWay], dict[str, dict[str, Way]]]:
     """Plan each model with the machine for itself, and on each device alone."""
     plans, on_one = {}, {}
     for name, words in example.models.items():
@@ -54,9 +54,9 @@ _DISK = default_bandwidth()[0]
 
 def setup_of(
     example: FleetExample,
-    plans: Mapping[str, Candidate],
+    plans: Mapping[str, PlannedWay],
     on_one: Mapping[str, Mapping[str, Way]],
-    room: Room,
+    room: FleetRoom,
     fleet: fitter.Fleet | None = None,
 ) -> Setup:
     """Make the setup of a replay; without a fleet only to draw logs."""

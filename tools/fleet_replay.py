@@ -32,7 +32,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fitter.planning.fleet.members import Room, Way
+from fitter.planning.fleet.members import FleetRoom, Way
 
 OLLAMA_PERCENT = 80
 OLLAMA_MODELS_PER_GPU = 3
@@ -69,7 +69,7 @@ class Setup:
     """The models and the machine's memory, which all policies share; the rest is of the fleet."""
 
     models: Mapping[str, ReplayModel]
-    room: Room
+    room: FleetRoom
     """Bytes at each place that are really there for models."""
     sets: tuple[frozenset[str], ...] = ()
     """The sets of models that fit together, in the fleet's order."""
@@ -183,7 +183,7 @@ def ollama(setup: Setup, keep_alive: float = 300.0) -> Policy:
     return Policy("ollama", decide, keep_alive, retries=True)
 
 
-def _beside(loaded: Collection[Way], model: ReplayModel, devices: Sequence[str], room: Room) -> Way | None:
+def _beside(loaded: Collection[Way], model: ReplayModel, devices: Sequence[str], room: FleetRoom) -> Way | None:
     """Place a model beside others as Ollama does; ``None`` if it is above 80 % of what is free."""
     free = {device: max(0, room.bytes[device] - sum(way.needs.get(device, 0) for way in loaded)) for device in devices}
     freest = max(devices, key=lambda device: free[device])
@@ -332,7 +332,9 @@ def read_setup(path: Path) -> Setup:
     read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     models = [{**each, "alone": Way(**each["alone"]), "fleet": Way(**each["fleet"])} for each in read["models"]]
     sets = tuple(frozenset(each) for each in read["sets"])
-    return Setup({each["name"]: ReplayModel(**each) for each in models}, Room(read["room"]), sets, read["evict_costs"])
+    return Setup(
+        {each["name"]: ReplayModel(**each) for each in models}, FleetRoom(read["room"]), sets, read["evict_costs"]
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

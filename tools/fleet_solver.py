@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from fitter.planning.fleet.assignment import most_valuable
-from fitter.planning.fleet.members import Member, Room, Way
+from fitter.planning.fleet.members import FleetRoom, Member, Way
 from fitter.planning.fleet.residency import Rules
 
 Instance = tuple[Rules, list[list[Way]]]
@@ -26,7 +26,7 @@ _CARD = 24_000
 def drawn(random_: random.Random, n_models: int, n_cards: int) -> Instance:
     """Draw a fleet: each model on 1, 2, 4 ... cards that are the same, whole or with part of it on the host."""
     cards = tuple(f"CUDA{index}" for index in range(n_cards))
-    room = Room(dict.fromkeys(cards, _CARD) | {"host": 200_000}, (cards,))
+    room = FleetRoom(dict.fromkeys(cards, _CARD) | {"host": 200_000}, (cards,))
     ways = []
     for _ in range(n_models):
         size, seconds = random_.randint(500, 60_000), random_.uniform(0.2, 20)

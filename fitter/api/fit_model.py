@@ -15,7 +15,7 @@ from fitter.api.call_worker import answering, fetch_all, limited, questions_of, 
 from fitter.api.checked_call import checked_worker_call
 from fitter.api.longest_input import longest_input
 from fitter.api.program_rules import attempts_of, reserve_more, with_own_split
-from fitter.api.questions import MODES, Answer, Questions
+from fitter.api.questions import MODES, PlanAnswer, Questions
 from fitter.api.server_memory import ServerMemory, facts_of_program
 from fitter.api.shared_models import Drafts, check_mtp, choices, open_draft, other_plans
 from fitter.api.tokenizer_check import tokenizer_check
@@ -133,7 +133,7 @@ def fit(
         beside = other_plans(ask.sharing.beside, machine.devices, ask.rpc)
         llama = _load_calls(worker, opened, ask.skeleton, drafts)
 
-        def answer(words: Mapping[str, Any]) -> Answer:
+        def answer(words: Mapping[str, Any]) -> PlanAnswer:
             asked = ask.having(words, known_of_program)
             request = request_of(asked, opened, machine, questions_of(asked, worker, machine), calibrations)
             if not asked.is_described and request.host_speed is not None:
@@ -171,7 +171,7 @@ def fit(
             if asked.margin is not None:
                 check_margins(request.devices, plan.problems)
             conversation = partial(server_memory.conversation, plan.params, asked.session or Session())
-            return Answer(plan, conversation, known_of_program.cache_ram_mib or 0, bool(request.facts.window))
+            return PlanAnswer(plan, conversation, known_of_program.cache_ram_mib or 0, bool(request.facts.window))
 
         attempts = attempts_of(ask, opened, machine)
         questions = Questions(ask, answer, {**first, **attempts[0][0].words}, deadline)

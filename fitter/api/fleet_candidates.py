@@ -14,7 +14,7 @@ from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.llama.worker.remembered_loads import RememberingWorker
 from fitter.model.header import open_model
 from fitter.parameters.table import PARAMETERS
-from fitter.planning.fleet.members import Member, Room, Way
+from fitter.planning.fleet.members import FleetRoom, Member, Way
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.constraints import workload_of
 from fitter.planning.request.request import DEFAULT_FIT_CTX
@@ -55,7 +55,7 @@ _REQUEST = ("prompt", "generate")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlannedWay:
     """A plan as a way to run a model."""
 
     plan: Plan = field(repr=False)
@@ -77,7 +77,7 @@ class ModelPlanner:
         self.worker = RememberingWorker(timeout=timeout, llama_cpp=words.get("llama_cpp"))
         self._disk = disk
         self._n_ctx: int | None = None
-        self.alone: Candidate | None = None
+        self.alone: PlannedWay | None = None
         """The quickest plan with the whole machine, with the smallest context."""
 
     @property
@@ -85,7 +85,7 @@ class ModelPlanner:
         """Its name in the fleet."""
         return self.case.member.name
 
-    def plan_alone(self) -> Candidate:
+    def plan_alone(self) -> PlannedWay:
         """Plan the model with the whole machine, with the smallest context that the user wants.
 
         Raises:
@@ -152,7 +152,7 @@ class ModelPlanner:
         """Plan the model with ``keywords`` that fix its parameters, and with ``reserve`` bytes kept free by place."""
         return self._fit({**self._words, **keywords}, reserve or {})
 
-    def candidate(self, plan: Plan, devices: tuple[str, ...] | None = None) -> Candidate:
+    def candidate(self, plan: Plan, devices: tuple[str, ...] | None = None) -> PlannedWay:
         """Count what ``plan`` needs while it runs."""
         rows = use_of(plan).rows
         needs = {row.device or HOST_NAME: row.used for row in rows}
@@ -160,7 +160,7 @@ class ModelPlanner:
             needs[pool.name] = sum(needs.get(member, 0) for member in pool.members)
         price = plan.estimate
         seconds = (plan.turns.all.seconds if plan.turns else price.seconds) if price else 0.0
-        return Candidate(plan, Way(needs, seconds, self.load_seconds(plan) + self.lost_seconds(plan)), devices)
+        return PlannedWay(plan, Way(needs, seconds, self.load_seconds(plan) + self.lost_seconds(plan)), devices)
 
     def load_seconds(self, plan: Plan) -> float:
         """Return the seconds to read the model, and what is loaded with it, from the disk."""
@@ -190,7 +190,7 @@ class ModelPlanner:
             and all(used.get(place, 0) <= most for place, most in case.memory.items())
         )
 
-    def ways(self, room: Room, reloads: float) -> list[Candidate]:
+    def ways(self, room: FleetRoom, reloads: float) -> list[PlannedWay]:
         """Plan the model in several ways, of which none needs as much as another one everywhere and is slower.
 
         Args:
@@ -207,7 +207,7 @@ class ModelPlanner:
         everywhere = tuple(free)
         for names in (everywhere,) if is_placed else _choices(everywhere, room):
             devices = None if is_placed else names
-            last: Candidate | None = None
+            last: PlannedWay | None = None
             for part in _PARTS:
                 rooms = {name: round(part * free[name]) for name in names}
                 if last is not None and all(last.way.needs.get(name, 0) <= size for name, size in rooms.items()):
@@ -230,7 +230,7 @@ class ModelPlanner:
                     break
         return _useful(found, room)
 
-    def _least_spilled(self, room: int, on_host: Candidate) -> float:
+    def _least_spilled(self, room: int, on_host: PlannedWay) -> float:
         """Return seconds that a request takes at least with ``room`` bytes of devices: half of the host's time for the
         share of the model that has no room there.
         """
@@ -242,7 +242,7 @@ class ModelPlanner:
         return self._words.get(name)
 
 
-def _choices(everywhere: tuple[str, ...], room: Room) -> Iterator[tuple[str, ...]]:
+def _choices(everywhere: tuple[str, ...], room: FleetRoom) -> Iterator[tuple[str, ...]]:
     """Yield devices to choose from: none; all; of devices that are the same 1, 2, 4 ... of them."""
     chosen = []
     for group in room.alike:
@@ -263,7 +263,7 @@ def context_of(plan: Plan) -> int:
     return plan.params.n_ctx or plan.breakdown.n_ctx
 
 
-def room_of(plans: Sequence[Plan]) -> Room:
+def room_of(plans: Sequence[Plan]) -> FleetRoom:
     """Return the room for several processes: of each place what is free, without the largest margin.
 
     Every process counts what it takes of a card for itself; the free memory is without one already.
@@ -279,7 +279,7 @@ def room_of(plans: Sequence[Plan]) -> Room:
     groups: dict[tuple[str, int, int, int], list[str]] = {}
     for use in max((plan.devices for plan in plans), key=len, default=()):
         groups.setdefault(_kind(use), []).append(use.name)
-    return Room(room, tuple(map(tuple, groups.values())))
+    return FleetRoom(room, tuple(map(tuple, groups.values())))
 
 
 def _least(room: dict[str, int], place: str, size: int) -> None:
@@ -290,7 +290,7 @@ def _kind(use: DeviceUse) -> tuple[str, int, int, int]:
     return use.description, use.total, use.free, use.margin
 
 
-def _elsewhere(candidate: Candidate, names: Sequence[str], room: Room) -> Iterator[Candidate]:
+def _elsewhere(candidate: PlannedWay, names: Sequence[str], room: FleetRoom) -> Iterator[PlannedWay]:
     """Yield the same way on other devices that are the same, in groups of the same size."""
     group = next((group for group in room.alike if names and set(names) < set(group)), None)
     if group is None:
@@ -302,9 +302,9 @@ def _elsewhere(candidate: Candidate, names: Sequence[str], room: Room) -> Iterat
         yield replace(candidate, way=replace(candidate.way, needs=needs), devices=others, instead=instead)
 
 
-def _useful(found: Sequence[Candidate], room: Room) -> list[Candidate]:
+def _useful(found: Sequence[PlannedWay], room: FleetRoom) -> list[PlannedWay]:
     """Leave out what needs as much as another one everywhere, and is no quicker."""
-    kept: list[tuple[list[int], Candidate]] = []
+    kept: list[tuple[list[int], PlannedWay]] = []
     for one in sorted(found, key=lambda one: (one.way.seconds, sum(room.row(one.way.needs)))):
         row = room.row(one.way.needs)
         if not any(all(map(le, less, row)) for less, _ in kept):

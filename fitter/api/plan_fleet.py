@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fitter.api.checked_call import checked_call
-from fitter.api.fleet_candidates import Candidate, FleetCase, ModelPlanner, context_of, room_of
+from fitter.api.fleet_candidates import FleetCase, ModelPlanner, PlannedWay, context_of, room_of
 from fitter.api.fleet_problems import beyond_its_budget, why_not
 from fitter.api.repeat_load import fit_keywords_of
 from fitter.errors import LlamaCppError, PlanError, UsageError
@@ -27,7 +27,7 @@ from fitter.parameters.table import GOALS, Fitting
 from fitter.parameters.values import items, shown
 from fitter.planning.fleet.assignment import assign
 from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
-from fitter.planning.fleet.members import Member, Room, Way
+from fitter.planning.fleet.members import FleetRoom, Member, Way
 from fitter.planning.fleet.residency import MOST_MODELS, Residency, Rules, Runs, models_of
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.request.shared import HOST_NAME
@@ -228,10 +228,10 @@ class _FleetPlanner:
         chosen = self._confirm(self._grow(chosen))
         return self._fleet(chosen, self._runs(chosen).best(), alone)
 
-    def _by_model(self) -> list[tuple[ModelPlanner, list[Candidate]]]:
+    def _by_model(self) -> list[tuple[ModelPlanner, list[PlannedWay]]]:
         return list(zip(self._planners, self._candidates, strict=True))
 
-    def _choose(self) -> list[Candidate] | None:
+    def _choose(self) -> list[PlannedWay] | None:
         """Choose a way for each model, and plan it on the very devices that were chosen; ``None`` if there is none."""
         while True:
             choice = assign(self._rules, [[one.way for one in ways] for ways in self._candidates], self._request.goal)
@@ -274,7 +274,7 @@ class _FleetPlanner:
 
     # --- what each set leaves
 
-    def _grow(self, chosen: list[Candidate]) -> list[Candidate]:
+    def _grow(self, chosen: list[PlannedWay]) -> list[PlannedWay]:
         """Give what the sets leave to their models: first where more memory saves most, then for longer contexts."""
         chosen = list(chosen)
         if self._request.goal == "alone":
@@ -305,15 +305,15 @@ class _FleetPlanner:
                     chosen[model] = one
         return chosen
 
-    def _lost(self, model: int, now: Candidate) -> float:
+    def _lost(self, model: int, now: PlannedWay) -> float:
         alone = self._planners[model].alone
         assert alone is not None
         return self._members[model].share * (now.way.seconds - alone.way.seconds)
 
-    def _runs(self, chosen: Sequence[Candidate]) -> Runs:
+    def _runs(self, chosen: Sequence[PlannedWay]) -> Runs:
         return Runs(self._rules, [one.way for one in chosen])
 
-    def _others(self, chosen: Sequence[Candidate], model: int, waiting: set[int]) -> dict[str, int]:
+    def _others(self, chosen: Sequence[PlannedWay], model: int, waiting: set[int]) -> dict[str, int]:
         """Return the bytes at each place that the model must leave to the others of its sets.
 
         What is left is divided among those that are ``waiting`` for it.
@@ -338,14 +338,14 @@ class _FleetPlanner:
             most = {place: max(most.get(place, 0), size) for place, size in {**most, **kept}.items()}
         return {place: size for place, size in most.items() if place not in pools}
 
-    def _keeps_sets(self, chosen: Sequence[Candidate], model: int, way: Way) -> bool:
+    def _keeps_sets(self, chosen: Sequence[PlannedWay], model: int, way: Way) -> bool:
         """Whether the same sets fit if the model runs in another ``way``."""
         ways = [way if index == model else one.way for index, one in enumerate(chosen)]
         return Runs(self._rules, ways).sets == self._runs(chosen).sets
 
     # --- the answer
 
-    def _confirm(self, chosen: Sequence[Candidate]) -> list[Candidate]:
+    def _confirm(self, chosen: Sequence[PlannedWay]) -> list[PlannedWay]:
         """Measure each model again with its final parameters, beside what the others of its sets take.
 
         Raises:
@@ -370,7 +370,7 @@ class _FleetPlanner:
             self._step(f"{planner.name} beside the others")
         return confirmed
 
-    def _beside(self, chosen: Sequence[Candidate], model: int) -> list[dict[str, int]]:
+    def _beside(self, chosen: Sequence[PlannedWay], model: int) -> list[dict[str, int]]:
         """List what the others take: the most at each place, or with pools of memory each set by itself."""
         if not any(one.plan.pools for one in chosen):
             return [self._others(chosen, model, set())]
@@ -383,10 +383,10 @@ class _FleetPlanner:
                 found.append(sums)
         return found
 
-    def _pools(self, chosen: Sequence[Candidate]) -> set[str]:
+    def _pools(self, chosen: Sequence[PlannedWay]) -> set[str]:
         return {pool.name for one in chosen for pool in one.plan.pools}
 
-    def _fleet(self, chosen: Sequence[Candidate], residency: Residency, alone: Sequence[Candidate]) -> Fleet:
+    def _fleet(self, chosen: Sequence[PlannedWay], residency: Residency, alone: Sequence[PlannedWay]) -> Fleet:
         names = [member.name for member in self._members]
         models = tuple(
             FleetModel(
@@ -423,7 +423,7 @@ class _FleetPlanner:
             sum(planner.worker.dummy_loads for planner in self._planners),
         )
 
-    def _uses(self, chosen: Sequence[Candidate], models: Sequence[int]) -> tuple[PlaceUse, ...]:
+    def _uses(self, chosen: Sequence[PlannedWay], models: Sequence[int]) -> tuple[PlaceUse, ...]:
         room = self._rules.room.bytes
         places = list(dict.fromkeys((*room, HOST_NAME)))
         return tuple(
@@ -431,7 +431,7 @@ class _FleetPlanner:
             for place in places
         )
 
-    def _bound(self, alone: Sequence[Candidate]) -> float:
+    def _bound(self, alone: Sequence[PlannedWay]) -> float:
         """Return seconds that no way to run these models beats: each as quick as any placement on the whole machine.
 
         A set of models whose weights are larger than the machine's whole memory cannot stay in memory.
@@ -448,7 +448,7 @@ class _FleetPlanner:
         room = rules.room.bytes
         pools = {pool.name for one in alone for pool in one.plan.pools}
         all_of_it = {HOST_NAME: sum(size for place, size in room.items() if place not in pools)}
-        whole = Room(all_of_it if HOST_NAME in room or pools else {})
+        whole = FleetRoom(all_of_it if HOST_NAME in room or pools else {})
         return Runs(Rules(rules.members, whole, rules.in_a_row, rules.order), quickest).static_seconds
 
     # --- what does not fit

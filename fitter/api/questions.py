@@ -33,7 +33,7 @@ _Words = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Answer:
+class PlanAnswer:
     """The plan of one question.
 
     Attributes:
@@ -48,7 +48,7 @@ class Answer:
     has_windows: bool = False
 
 
-_Tries = Callable[[Answer], Iterator[_Words]]
+_Tries = Callable[[PlanAnswer], Iterator[_Words]]
 """Yields keywords to change, from the best answer so far."""
 
 
@@ -66,7 +66,7 @@ class Questions:
     """
 
     def __init__(
-        self, ask: Ask, answer: Callable[[_Words], Answer], words: _Words, deadline: float | None = None
+        self, ask: Ask, answer: Callable[[_Words], PlanAnswer], words: _Words, deadline: float | None = None
     ) -> None:
         self._ask, self._answer, self._deadline = ask, answer, deadline
         self._first = self._best = answer(words)
@@ -108,8 +108,8 @@ class Questions:
 
         The first question was the first attempt, with ``words`` beside it. Where none fits, the one that lacks least.
         """
-        asked: list[tuple[Answer, _Words]] = [(self._best, self.words)]
-        found: list[tuple[Answer, _Words]] = []
+        asked: list[tuple[PlanAnswer, _Words]] = [(self._best, self.words)]
+        found: list[tuple[PlanAnswer, _Words]] = []
         for group in groups:
             for attempt in group:
                 if attempt is not groups[0][0]:
@@ -132,7 +132,7 @@ class Questions:
         self.are_more = True
         self._first = self._best = self._answer(self.words)
 
-    def _attempted(self, words: _Words) -> Answer | None:
+    def _attempted(self, words: _Words) -> PlanAnswer | None:
         try:
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 raise TimeLimitError("the time limit was over")
@@ -227,13 +227,13 @@ def _without_remedy(error: Exception) -> str:
     return text if colon else str(error)
 
 
-def _of_windows(best: Answer, given: frozenset[str], session: Session) -> Iterator[_Words]:
+def _of_windows(best: PlanAnswer, given: frozenset[str], session: Session) -> Iterator[_Words]:
     plan = best.plan
     if best.has_windows and "swa_full" not in given and plan.turns is not None and not plan.turns.kept:
         yield {"swa_full": True, "n_seq_max": plan.params.n_seq_max, "kv_unified": plan.params.kv_unified}
 
 
-def _of_slots(best: Answer, given: frozenset[str], session: Session) -> Iterator[_Words]:
+def _of_slots(best: PlanAnswer, given: frozenset[str], session: Session) -> Iterator[_Words]:
     plan = best.plan
     parts = () if plan.estimate is None else plan.estimate.estimate.parts
     if given & _OF_SLOTS or (plan.fits and not any(part.name.startswith("host:") for part in parts)):
@@ -247,7 +247,7 @@ def _of_slots(best: Answer, given: frozenset[str], session: Session) -> Iterator
         yield {"n_seq_max": slots, "kv_unified": plan.params.kv_unified, **more}
 
 
-def _of_caches(best: Answer, given: frozenset[str], session: Session) -> Iterator[_Words]:
+def _of_caches(best: PlanAnswer, given: frozenset[str], session: Session) -> Iterator[_Words]:
     # where all slots are busy all the time, their own caches are read as quickly, and attention needs less
     n_seq_max = best.plan.params.n_seq_max
     if not given & _OF_SLOTS - {"n_seq_max"} and n_seq_max > 1 and (session.gap or not session.reused):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 
 import fitter
-from fitter.cli.group import COMPLETE, Group, complete
+from fitter.cli.group import COMPLETE, CommandGroup, complete
 from fitter.errors import EXIT_USAGE, FitterError
 from fitter.text import printable
 
@@ -18,7 +18,7 @@ _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(fitter.__version__, prog_name="fitter", message="%(prog)s %(version)s")
 def cli() -> None:
     """Find the llama.cpp parameters that run a GGUF model fastest in the memory of your GPUs, or of GPUs you describe.

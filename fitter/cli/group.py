@@ -65,7 +65,7 @@ interrupted; 141 the program that read stdout has ended; 143 ended by SIGTERM.
 """
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """All commands; a command line that does not begin with a command runs ``fit``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

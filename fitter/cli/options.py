@@ -74,7 +74,7 @@ class _KindType(_ParamType):
 class _ChoiceType(_Choice):
     """click's type for a parameter with a few values, each with other spellings."""
 
-    def __init__(self, kind: kinds.Choice) -> None:
+    def __init__(self, kind: kinds.OneOf) -> None:
         super().__init__(tuple(kind.words))
         self._kind = kind
 
@@ -234,7 +234,7 @@ def _option_of(each: Parameter, **settings: Any) -> Callable[[_Function], _Funct
         all_settings["is_flag"] = True
     else:
         all_settings["metavar"] = kind.metavar
-        all_settings["type"] = _ChoiceType(kind) if isinstance(kind, kinds.Choice) else _KindType(kind)
+        all_settings["type"] = _ChoiceType(kind) if isinstance(kind, kinds.OneOf) else _KindType(kind)
     if kind.is_repeated:
         all_settings |= {"multiple": True, "callback": _split_commas if kind.has_commas else _repeated, "type": str}
     if isinstance(kind, kinds.Path):

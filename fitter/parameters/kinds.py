@@ -287,7 +287,7 @@ class Layers(Whole):
 
 
 @dataclass(frozen=True)
-class Choice(Kind):
+class OneOf(Kind):
     """One of some ``words``, each with llama.cpp's number.
 
     Attributes:

@@ -447,7 +447,7 @@ class LoadKeywords(TypedDict, total=False):
     split_mode: Annotated[
         SplitMode | None,
         Parameter(
-            kinds.Choice("none|layer|tensor|auto", SPLIT_MODES),
+            kinds.OneOf("none|layer|tensor|auto", SPLIT_MODES),
             "layer",
             "model",
             ("-sm", "--split-mode"),
@@ -584,7 +584,7 @@ class LoadKeywords(TypedDict, total=False):
     type_k: Annotated[
         str | None,
         Parameter(
-            kinds.Choice("TYPE", CACHE_TYPES, is_open=True),
+            kinds.OneOf("TYPE", CACHE_TYPES, is_open=True),
             "f16",
             "context",
             ("-ctk", "--cache-type-k"),
@@ -598,7 +598,7 @@ class LoadKeywords(TypedDict, total=False):
     type_v: Annotated[
         str | None,
         Parameter(
-            kinds.Choice("TYPE", CACHE_TYPES, is_open=True),
+            kinds.OneOf("TYPE", CACHE_TYPES, is_open=True),
             "f16",
             "context",
             ("-ctv", "--cache-type-v"),
@@ -611,7 +611,7 @@ class LoadKeywords(TypedDict, total=False):
     flash_attn: Annotated[
         FlashAttn | None,
         Parameter(
-            kinds.Choice("on|off|auto", FLASH_ATTN, spellings=_FLASH_ATTN_SPELLINGS),
+            kinds.OneOf("on|off|auto", FLASH_ATTN, spellings=_FLASH_ATTN_SPELLINGS),
             "auto",
             "context",
             ("-fa", "--flash-attn"),
@@ -653,7 +653,7 @@ class LoadKeywords(TypedDict, total=False):
     load_mode: Annotated[
         str | None,
         Parameter(
-            kinds.Choice("|".join(LOAD_MODES), LOAD_MODES),
+            kinds.OneOf("|".join(LOAD_MODES), LOAD_MODES),
             "auto",
             "program",
             ("-lm", "--load-mode"),
@@ -694,7 +694,7 @@ class LoadKeywords(TypedDict, total=False):
     pooling_type: Annotated[
         str | None,
         Parameter(
-            kinds.Choice("|".join(POOLING), {"model": -1, **POOLING}),
+            kinds.OneOf("|".join(POOLING), {"model": -1, **POOLING}),
             "model",
             "context",
             ("--pooling",),
@@ -778,7 +778,7 @@ class ForKeywords(TypedDict, total=False):
     program: Annotated[
         str | None,
         Parameter(
-            kinds.Choice("PROGRAM", {name: i for i, name in enumerate(PROGRAMS)}),
+            kinds.OneOf("PROGRAM", {name: i for i, name in enumerate(PROGRAMS)}),
             options=("--for",),
             env="FITTER_PROGRAM",
             is_ours=True,
@@ -1030,7 +1030,7 @@ class BesideKeywords(TypedDict, total=False):
     type_k_draft: Annotated[
         str | None,
         Parameter(
-            kinds.Choice("TYPE", CACHE_TYPES, is_open=True),
+            kinds.OneOf("TYPE", CACHE_TYPES, is_open=True),
             options=("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"),
             env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
             section=SHARED,
@@ -1041,7 +1041,7 @@ class BesideKeywords(TypedDict, total=False):
     type_v_draft: Annotated[
         str | None,
         Parameter(
-            kinds.Choice("TYPE", CACHE_TYPES, is_open=True),
+            kinds.OneOf("TYPE", CACHE_TYPES, is_open=True),
             options=("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"),
             env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
             section=SHARED,
@@ -1314,7 +1314,7 @@ class OtherKeywords(TypedDict, total=False):
     ctx_type: Annotated[
         str | None,
         Parameter(
-            kinds.Choice(None, _CONTEXT_TYPES),
+            kinds.OneOf(None, _CONTEXT_TYPES),
             "default",
             "context",
             help="Which layers the context computes.",

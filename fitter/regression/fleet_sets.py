@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from fitter.api.fleet_candidates import Candidate, ModelPlanner, room_of
+from fitter.api.fleet_candidates import ModelPlanner, PlannedWay, room_of
 from fitter.api.repeat_load import fit_keywords_of
 from fitter.errors import PlanError, UsageError
 from fitter.parameters.table import BesideKeywords, ForKeywords, LoadKeywords, ServerKeywords, of_a_case, taken_by
@@ -58,7 +58,7 @@ def compare_sets(table: FleetTable, lock: Lock, llama_cpp: str | None) -> tuple[
     for name, model in locked.models.items():
         if others := model.keywords.keys() - _recordable():
             raise UsageError(f"'{name}' has {min(others)} in the lock, which no fleet records: run 'fitter lock'")
-    now: dict[str, Candidate] = {}
+    now: dict[str, PlannedWay] = {}
     for case, member in zip(with_build(table.cases, llama_cpp), table.members, strict=True):
         planner = ModelPlanner(fleet_case(case, member), 1.0)
         with closing(planner.worker):
@@ -78,7 +78,7 @@ def _changed(case: Case, snapshot: Snapshot | None) -> set[str]:
 
 
 def _compared(
-    names: Sequence[str], locked: LockedFleet, now: Mapping[str, Candidate], room: Mapping[str, int]
+    names: Sequence[str], locked: LockedFleet, now: Mapping[str, PlannedWay], room: Mapping[str, int]
 ) -> CaseComparison:
     moves, causes = [], []
     for place in dict.fromkeys(place for name in names for place in (*locked.models[name].needs, *now[name].way.needs)):

@@ -77,7 +77,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Answer:
+class MappedPlan:
     """A plan, with its layer map if known."""
 
     plan: Plan
@@ -111,17 +111,17 @@ class Server:
             self.known.put(about, answer)
         return answer
 
-    async def plan(self, asked: PlanQuestion, request: Request, *, with_map: bool) -> Answer:
+    async def plan(self, asked: PlanQuestion, request: Request, *, with_map: bool) -> MappedPlan:
         """Make the requested plan, for a page with its layer map and alternatives. Raises ``FitterError``."""
         model = await self._wanted(asked)
         if model.is_repository:
             raise UsageError(f"{model.called or model.opens} holds several models: name a file of it")
         keywords = asked.keywords(has_devices=self.settings.has_devices)
 
-        def ask(planner: Planner, question: Question) -> Answer:
+        def ask(planner: Planner, question: Question) -> MappedPlan:
             # the header may have been removed meanwhile: fetch it again
             plan = planner.fit(on_progress=lambda _: question.check(), alternatives=with_map, **keywords)
-            return Answer(_without_paths(plan, model), planner.layer_map(plan) if with_map else None)
+            return MappedPlan(_without_paths(plan, model), planner.layer_map(plan) if with_map else None)
 
         return await self._answer(asked, request, model, ask)
 
@@ -388,4 +388,4 @@ def _add_errors(app: FastAPI, settings: Settings) -> None:
         return said(500, "the server failed unexpectedly: its terminal says why")
 
 
-__all__ = ["API", "Answer", "Server", "Settings", "application"]
+__all__ = ["API", "MappedPlan", "Server", "Settings", "application"]

@@ -23,7 +23,7 @@ from fitter.model.files.addresses import HUB
 from fitter.model.repository_models import is_repository
 from fitter.model.shapes import catalogue
 from fitter.model.shapes.shape_addresses import CONFIG, SHAPE, by_name
-from fitter.parameters.kinds import Amount, Choice, Flag, Kind, Number, Seconds, Size, Texts, Whole
+from fitter.parameters.kinds import Amount, Flag, Kind, Number, OneOf, Seconds, Size, Texts, Whole
 from fitter.parameters.table import PARAMETERS
 from fitter.parameters.values import MAX_DEVICES
 from fitter.planning.request.session import is_written
@@ -153,7 +153,7 @@ def _schema(kind: Kind) -> dict[str, Any]:
             "minimum": kind.least,
             "maximum": kind.most,
         }
-    if isinstance(kind, Choice):
+    if isinstance(kind, OneOf):
         return {"type": "string", "enum": list(kind.words)}
     if isinstance(kind, Seconds):
         return {"type": "number", "exclusiveMinimum": 0, "maximum": SECONDS}

@@ -10,7 +10,7 @@ import pytest
 
 import fitter
 from fitter.api import fit_model
-from fitter.api.questions import Answer, Questions
+from fitter.api.questions import PlanAnswer, Questions
 from fitter.errors import WorkerError
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.plan import Plan
@@ -141,7 +141,7 @@ def test_questions_that_a_time_limit_prevents_are_said(tmp_path: Path, monkeypat
 
 def test_a_question_that_fails_leaves_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(ask: Ask, answer: Any, words: Any, deadline: float | None) -> Questions:
-        def first(changed: Any) -> Answer:
+        def first(changed: Any) -> PlanAnswer:
             if changed:
                 raise WorkerError("the worker was killed")
             return answer(changed)

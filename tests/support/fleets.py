@@ -8,7 +8,7 @@ from itertools import combinations
 
 from fitter.api import Plan
 from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
-from fitter.planning.fleet.members import Member, Room, Way
+from fitter.planning.fleet.members import FleetRoom, Member, Way
 from fitter.planning.fleet.residency import Rules, Runs, models_of
 from tests.support.plans import make_plan
 
@@ -49,7 +49,7 @@ def make_fleet(
         for name in needs
     )
     ways = [Way({PLACE: size}, 1.0, loads[name]) for name, size in needs.items()]
-    runs = Runs(Rules(members, Room({PLACE: room})), ways)
+    runs = Runs(Rules(members, FleetRoom({PLACE: room})), ways)
     assert runs.can_run, "a model does not fit beside those that stay"
     found, names = runs.best(), list(needs)
     named = [tuple(names[index] for index in models_of(each)) for each in found.sets]

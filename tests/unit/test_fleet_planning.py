@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fitter.planning.fleet import assignment
 from fitter.planning.fleet.assignment import assign
-from fitter.planning.fleet.members import Member, Room, Way
+from fitter.planning.fleet.members import FleetRoom, Member, Way
 from fitter.planning.fleet.residency import Residency, Rules, Runs, mask_of, models_of
 from tests.support.cases import named_cases
 
@@ -54,7 +54,7 @@ def replayed(rules: Rules, ways: Sequence[Way], residency: Residency, n: int) ->
     return total / n
 
 
-CARD = Room({"CUDA0": 10})
+CARD = FleetRoom({"CUDA0": 10})
 
 
 @named_cases(
@@ -106,7 +106,7 @@ def test_models_in_sessions_are_loaded_once_a_session() -> None:
 def test_the_order_of_a_log_decides_what_is_together() -> None:
     # by day the first two are asked for in turns, by night the last two: each pair must be on two cards
     order = (0, 1) * 50 + (2, 3) * 50
-    room = Room({"CUDA0": 10, "CUDA1": 10})
+    room = FleetRoom({"CUDA0": 10, "CUDA1": 10})
     ways = [[way(1, 5, CUDA0=6), way(1, 5, CUDA1=6)] for _ in range(4)]
     choice = assign(Rules(members(1, 1, 1, 1), room, order=order), ways)
     assert choice is not None
@@ -142,7 +142,7 @@ def fleets(draw: st.DrawFn) -> tuple[Rules, list[list[Way]]]:
     n = draw(st.integers(2, 4))
     shares = draw(st.lists(st.integers(0, 5), min_size=n, max_size=n).filter(any))
     stay = draw(st.lists(st.integers(0, n - 1), max_size=1))
-    room = Room({"CUDA0": 10, "CUDA1": 10, "host": 20}, (("CUDA0", "CUDA1"),))
+    room = FleetRoom({"CUDA0": 10, "CUDA1": 10, "host": 20}, (("CUDA0", "CUDA1"),))
     ways = []
     for _ in range(n):
         reload_seconds = draw(times)
@@ -244,7 +244,7 @@ def test_more_room_lowers_the_bound() -> None:
     ways = [[way(1, 5, CUDA0=6)], [way(1, 5, CUDA0=6)], [way(1, 5, CUDA0=6)]]
     bounds = []
     for size in (6, 12, 18):
-        choice = assign(Rules(members(1, 1, 1), Room({"CUDA0": size})), ways)
+        choice = assign(Rules(members(1, 1, 1), FleetRoom({"CUDA0": size})), ways)
         assert choice is not None
         bounds.append(choice.bound)
     assert bounds == sorted(bounds, reverse=True)
@@ -262,7 +262,7 @@ def test_models_that_are_never_together_raise_the_bound() -> None:
 def test_devices_that_are_the_same_are_exchanged_not_multiplied() -> None:
     # eight cards with a model each: branch and bound must not try all orders
     names = tuple(f"CUDA{index}" for index in range(8))
-    room = Room(dict.fromkeys(names, 10), (names,))
+    room = FleetRoom(dict.fromkeys(names, 10), (names,))
     ways = [[way(1, 5, **{name: 9}) for name in names] for _ in range(8)]
     choice = assign(Rules(members(*[1] * 8), room), ways)
     assert choice is not None

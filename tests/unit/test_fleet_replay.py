@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fitter.planning.fleet.members import Member, Room, Way
+from fitter.planning.fleet.members import FleetRoom, Member, Way
 from fitter.planning.fleet.residency import Rules, Runs, models_of
 from tests.support.cases import named_cases
 from tools.fleet_replay import (
@@ -54,7 +54,7 @@ def setup(
     """Give each model the digit of ``costs`` at its place."""
     return Setup(
         {each.name: each for each in models},
-        Room({CARD: room} if isinstance(room, int) else room),
+        FleetRoom({CARD: room} if isinstance(room, int) else room),
         tuple(frozenset(each) for each in sets),
         {each.name: int(cost) for each, cost in zip(models, costs or "1" * len(models), strict=True)},
     )
@@ -146,7 +146,7 @@ def test_the_fleet_has_its_own_plans_and_a_log_its_own_tokens() -> None:
 
 def test_a_replay_agrees_with_the_chain_of_random_requests() -> None:
     models = [model(name, need, reload=20.0 * need) for name, need in zip("abcde", (50, 40, 30, 20, 10), strict=True)]
-    rules = Rules(tuple(Member(each.name, 0.2) for each in models), Room({CARD: 100}))
+    rules = Rules(tuple(Member(each.name, 0.2) for each in models), FleetRoom({CARD: 100}))
     expected = Runs(rules, [each.fleet for each in models]).best()
     sets = tuple("".join(models[index].name for index in models_of(mask)) for mask in expected.sets)
     costs = dict(zip("abcde", expected.evict_costs, strict=True))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 
 from fitter.llama import client
-from fitter.llama.worker.worker import Session
+from fitter.llama.worker.worker import Commands
 
 
 def test_every_command_has_plain_words_for_the_time_limit() -> None:
-    commands = {name for name, _ in inspect.getmembers(Session, inspect.isfunction) if not name.startswith("_")}
+    commands = {name for name, _ in inspect.getmembers(Commands, inspect.isfunction) if not name.startswith("_")}
     assert client.DOING.keys() == commands

@@ -390,7 +390,9 @@ ATTENDED: dict[str, tuple[Layer, DeviceSpeed, bool, float, float]] = {
 }
 
 
-def small(device: DeviceSpeed, streams: bool = True, workload: Workload = REQUEST, n_expert: int = 0) -> cost.Setting:
+def small(
+    device: DeviceSpeed, streams: bool = True, workload: Workload = REQUEST, n_expert: int = 0
+) -> cost.PriceBasis:
     placed = Work((), 8, n_expert, n_expert // 4, 512, streams)
     families = {**PLAIN.families, cost.family_name(AWAY): PLAIN.families["remote"]}
     return cost.setting(placed, (device,), PC, workload, replace(PLAIN, families=families))

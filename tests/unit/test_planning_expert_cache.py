@@ -17,7 +17,7 @@ from fitter.planning.request.constraints import check_expert_cache
 from fitter.planning.speed.cost import (
     ExpertCache,
     Layer,
-    Setting,
+    PriceBasis,
     Weights,
     Work,
     Workload,
@@ -27,8 +27,8 @@ from fitter.planning.speed.cost import (
     tensor_seconds,
 )
 from fitter.planning.speed.expert_cache import (
+    ExpertGroup,
     Experts,
-    Group,
     cached_tensors,
     experts_on_host,
     groups_of,
@@ -92,7 +92,7 @@ def test_slots(
 
 
 def test_bytes_on_each_device_and_of_the_tables_on_the_host() -> None:
-    groups = [Group(0, (0, 1), 5, 600, 0.3), Group(1, (2,), 4, 400, 0.5), Group(1, (3, 4), 0, 0, 0.0)]
+    groups = [ExpertGroup(0, (0, 1), 5, 600, 0.3), ExpertGroup(1, (2,), 4, 400, 0.5), ExpertGroup(1, (3, 4), 0, 0, 0.0)]
     # 8 numbers of 4 bytes are a whole step of 32, 9 are two; a group without slots has no tables
     assert bytes_on(groups, 3, 8) == ([600, 400, 0], 3 * 32)
     assert bytes_on(groups, 2, 9) == ([600, 400], 3 * 64)
@@ -176,7 +176,7 @@ def test_no_cache_that_was_published_to_be_slower_is_estimated_to_be_faster() ->
     assert slower == 6
 
 
-def at(*devices: object) -> Setting:
+def at(*devices: object) -> PriceBasis:
     work = Work((), 4096, 64, 8)
     return setting(work, devices, DESKTOP, Workload(2048, 512))  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fitter.api.questions import Answer, Questions
+from fitter.api.questions import PlanAnswer, Questions
 from fitter.errors import FitterError, LibraryError, LlamaCppError, ModelError, RemoteError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Params
 from fitter.parameters.table import SplitMode
@@ -92,11 +92,11 @@ def test_a_time_limit_that_ends_one_search_is_said() -> None:
 def _chosen(answers: dict[Any, Any], deadline: float | None = None, **words: Any) -> Plan:
     """The plan of split mode ``auto``, where these are the answers, or errors, with each split mode."""
 
-    def answer(changed: Mapping[str, Any]) -> Answer:
+    def answer(changed: Mapping[str, Any]) -> PlanAnswer:
         result = answers[changed["split_mode"]]
         if isinstance(result, FitterError):
             raise result
-        return Answer(result)
+        return PlanAnswer(result)
 
     questions = Questions(Ask.of({**words}), answer, {"split_mode": "layer"}, deadline)
     questions.ask_of_modes()
@@ -157,11 +157,11 @@ OF_PROGRAMS: dict[str, tuple[list[list[Attempt]], dict[str, Plan | None], str]] 
 def test_which_plan_a_program_is_told(
     groups: list[list[Attempt]], plans: dict[str, Plan | None], expected: str
 ) -> None:
-    def answer(words: Mapping[str, Any]) -> Answer:
+    def answer(words: Mapping[str, Any]) -> PlanAnswer:
         plan = plans[str(words["a"])]
         if plan is None:
             raise LlamaCppError("llama.cpp refused it")
-        return Answer(plan)
+        return PlanAnswer(plan)
 
     questions = Questions(Ask(), answer, {"b": 0, **groups[0][0].words})
     questions.ask_of_program(groups, {"b": 0})

@@ -11,12 +11,12 @@ import pytest
 from fitter.errors import ModelError
 from fitter.model.files import header_cache, stored_headers
 from fitter.model.files.addresses import Address
-from fitter.model.files.stored_headers import Entry, Header, keep, newest
+from fitter.model.files.stored_headers import Entry, StoredHeader, keep, newest
 from fitter.storage.file_names import portable
 from tests.support.cases import cases, named_cases
 
 MODEL = [Address("https://host/m.gguf", "https://host/m.gguf")]
-HEADER = Header("m.gguf", '"1"', 5000, b"GGUF" + b"x" * 1000)
+HEADER = StoredHeader("m.gguf", '"1"', 5000, b"GGUF" + b"x" * 1000)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_another_one_replaces_it_too(times: int, monkeypatch: pytest.MonkeyPatch
 @cases("about.json", "files", ".partial-1")
 def test_a_file_may_have_any_name(name: str) -> None:
     model = [Address(f"https://host/{name}", f"https://host/{name}")]
-    entry = keep(model, [Header(name, '"1"', 5000, HEADER.data)])
+    entry = keep(model, [StoredHeader(name, '"1"', 5000, HEADER.data)])
     assert newest(model) == entry and entry.paths[0].name == name
     assert entry.paths[0].read_bytes()[: len(HEADER.data)] == HEADER.data
 
@@ -82,7 +82,7 @@ NAMES = {
 @pytest.mark.parametrize(("name", "stored"), NAMES.items())
 def test_a_file_is_stored_by_a_name_that_windows_takes(name: str, stored: str) -> None:
     model = [Address(f"https://host/{name}", f"https://host/{name}")]
-    entry = keep(model, [Header(name, '"1"', 5000, HEADER.data)])
+    entry = keep(model, [StoredHeader(name, '"1"', 5000, HEADER.data)])
     assert (entry.files[0].name, entry.paths[0].name) == (name, stored)
     assert entry.is_whole() and not portable(stored.replace("%", "")).startswith("%")
 
@@ -92,7 +92,7 @@ def test_a_file_that_is_longer_than_one_may_be_here(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, before[1]))
     try:
         with pytest.raises(ModelError) as caught:
-            keep(MODEL, [Header("m.gguf", '"1"', 10**18 - 1, HEADER.data)])
+            keep(MODEL, [StoredHeader("m.gguf", '"1"', 10**18 - 1, HEADER.data)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert str(caught.value) == (

@@ -10,7 +10,7 @@ from fitter.llama.types import Breakdown, Params, Row, TensorBuftOverride
 from fitter.machine import gpu, gpu_catalogue
 from fitter.machine.gpu_catalogue import CatalogueGpu, capability_text
 from fitter.output.formats import render
-from fitter.parameters.kinds import Choice, DeviceNames, Flag, Kind, Layers, Overrides, Shares, Size, Whole
+from fitter.parameters.kinds import DeviceNames, Flag, Kind, Layers, OneOf, Overrides, Shares, Size, Whole
 from fitter.parameters.table import LEVERS, PARAMETERS, SHARED, SPECULATION, Parameter
 from fitter.parameters.targets import FORMATS, OWN_FORMATS
 from fitter.planning.plan.plan import Plan
@@ -167,7 +167,7 @@ def _value(kind: Kind, default: object) -> object:
         return 2048 * MIB
     if isinstance(kind, Whole):
         return 2 if default != 2 else 3
-    if isinstance(kind, Choice):
+    if isinstance(kind, OneOf):
         return next(word for word in kind.words if word != default)
     if isinstance(kind, Shares):
         return (3.0, 1.0)

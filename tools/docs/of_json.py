@@ -142,7 +142,7 @@ def _of_kind(kind: Kind) -> Schema:
         return {"type": "boolean"}
     if isinstance(kind, (kinds.Whole, kinds.Size)):
         return {"type": "integer"}
-    if isinstance(kind, kinds.Choice) and not kind.is_open:
+    if isinstance(kind, kinds.OneOf) and not kind.is_open:
         return {"enum": list(kind.words)}
     return {"type": "string"}
 

@@ -142,7 +142,7 @@ def _default(entry: Entry) -> str:
 
 def values(kind: Kind) -> str:
     """What a value may be, in a sentence; empty if the help says it."""
-    if isinstance(kind, kinds.Choice):
+    if isinstance(kind, kinds.OneOf):
         return "" if "|" in (kind.metavar or "") else f"One of {codes(kind.words)}."
     if isinstance(kind, kinds.Layers) or not isinstance(kind, kinds.Whole):
         return ""

@@ -60,7 +60,7 @@ LOG_LINES = 60
 RAN_OUT_OF_MEMORY = "llama.cpp ran out of memory ({}): end other programs, and try again"
 
 
-class Session:
+class Commands:
     """The state of the worker between requests. Every public method is a command."""
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class Session:
         return self._headers
 
 
-def handle(session: Session, request: dict[str, Any]) -> dict[str, Any]:
+def handle(session: Commands, request: dict[str, Any]) -> dict[str, Any]:
     """Answer one request. A failure becomes an ``error`` in the answer."""
     answer: dict[str, Any] = {}
     try:
@@ -239,7 +239,7 @@ def handle(session: Session, request: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def _call(session: Session, command: str, arguments: dict[str, Any]) -> Any:
+def _call(session: Commands, command: str, arguments: dict[str, Any]) -> Any:
     if command.startswith("_") or not callable(function := getattr(session, command, None)):
         raise LlamaCppError(f"the worker knows no command '{command}'")
     kinds = _kinds(getattr(function, "__func__", function))
@@ -266,7 +266,7 @@ def main(request_fd: int, answer_fd: int, parent: int) -> None:
 
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     # Native calls release the interpreter's lock, so this thread can end the process even if one hangs.
-    session = Session()
+    session = Commands()
     threading.Thread(target=_read_requests, args=(request_fd, parent, requests.put, session), daemon=True).start()
 
     native.load_cells()
@@ -278,7 +278,7 @@ def main(request_fd: int, answer_fd: int, parent: int) -> None:
         _write(answer_fd, json.dumps(answer).encode() + b"\n")
 
 
-def _read_requests(fd: int, parent: int, put: Callable[[bytes], None], session: Session) -> None:
+def _read_requests(fd: int, parent: int, put: Callable[[bytes], None], session: Commands) -> None:
     requests, pending = system.Reader(fd), b""
     while True:
         is_ready = requests.is_ready(memory_limit.CHECK_SECONDS)

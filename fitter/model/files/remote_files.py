@@ -21,7 +21,7 @@ from fitter.model.files import source, stored_headers
 from fitter.model.files.addresses import Address, addresses, shown, without_secrets
 from fitter.model.files.header_length import LONGEST, Damaged, HeaderLength, TooLong
 from fitter.model.files.ranges import FsspecRanges, Patience, Ranges, Unchanged, changed
-from fitter.model.files.stored_headers import Entry, Header
+from fitter.model.files.stored_headers import Entry, StoredHeader
 from fitter.text import human
 
 _T = TypeVar("_T")
@@ -145,7 +145,7 @@ def _fetch(model: Sequence[Address], patience: Patience, say: Say, at_once: int 
     headers = _headers() if any(address.is_hub for address in model) else {}
     amounts = _Amounts(model, say)
 
-    def read(index: int) -> Header | None:
+    def read(index: int) -> StoredHeader | None:
         address = model[index]
         # text after a ? may be a signature, and is not stored; the same address may mean another file
         is_same = address.is_hub or "?" not in address.url
@@ -192,7 +192,9 @@ def _without_asking(model: Sequence[Address], entry: Entry | None) -> tuple[Path
     return entry.paths
 
 
-def _new_or_kept(fetched: Header | None, entry: Entry | None, index: int, model: Sequence[Address]) -> Header:
+def _new_or_kept(
+    fetched: StoredHeader | None, entry: Entry | None, index: int, model: Sequence[Address]
+) -> StoredHeader:
     if fetched is not None:
         return fetched
     assert entry is not None
@@ -223,7 +225,7 @@ def _header(
     known: str,
     report: Callable[[int, int], None],
     count: int | None,
-) -> Header:
+) -> StoredHeader:
     """The header of one file, which is to say that the model has ``count`` of them, if that is known.
 
     Raises ``ModelError``, and ``Unchanged`` where its tag is still ``known``.
@@ -250,7 +252,7 @@ def _header(
     if count is not None and count > 1 and header.split_count != count:
         raise ModelError(source.another_count(address.shown, header.split_count, count, source.ASK))
     report(len(header.data), len(header.data))
-    return Header(address.name, part.tag, part.file_bytes, header.whole)
+    return StoredHeader(address.name, part.tag, part.file_bytes, header.whole)
 
 
 class _Amounts:

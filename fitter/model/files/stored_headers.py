@@ -38,7 +38,7 @@ class StoredFile:
 
 
 @dataclass(frozen=True)
-class Header:
+class StoredHeader:
     """A fetched header; ``data`` are the first bytes of the file."""
 
     name: str
@@ -64,11 +64,11 @@ class Entry:
         """The files, in their order."""
         return tuple(self.folder / _FILES / portable(each.name) for each in self.files)
 
-    def header(self, index: int) -> Header:
+    def header(self, index: int) -> StoredHeader:
         """One of its headers. Raises ``OSError``."""
         kept = self.files[index]
         with self.paths[index].open("rb") as file:
-            return Header(kept.name, kept.tag, kept.file_bytes, file.read(kept.header_bytes))
+            return StoredHeader(kept.name, kept.tag, kept.file_bytes, file.read(kept.header_bytes))
 
     def is_whole(self) -> bool:
         """Whether every file is unchanged."""
@@ -109,7 +109,7 @@ def newest(model: Sequence[Address]) -> Entry | None:
     return entry if entry and [each.name for each in entry.files] == names and entry.is_whole() else None
 
 
-def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
+def keep(model: Sequence[Address], headers: Sequence[StoredHeader]) -> Entry:
     """Store the headers of all files of a model. Raises ``ModelError`` if they cannot be written."""
     place = folder()
     try:
@@ -122,7 +122,7 @@ def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
         ) from None
 
 
-def _keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
+def _keep(model: Sequence[Address], headers: Sequence[StoredHeader]) -> Entry:
     kept = tuple(header.stored_file for header in headers)
     words = json.dumps([asdict(each) for each in kept], indent=1)
     place = folder() / f"{_digest(model)}-{hashlib.sha256(words.encode()).hexdigest()[:32]}"
@@ -171,7 +171,7 @@ def _is_possible(kept: StoredFile) -> bool:
     return is_typed and 0 <= kept.header_bytes <= kept.file_bytes
 
 
-def _write(place: Path, headers: Sequence[Header], words: str) -> None:
+def _write(place: Path, headers: Sequence[StoredHeader], words: str) -> None:
     (place / _FILES).mkdir()
     for header in headers:
         with (place / _FILES / portable(header.name)).open("xb") as file:

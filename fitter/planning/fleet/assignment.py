@@ -25,7 +25,7 @@ _LEAST_GAIN = 1e-9
 
 
 @dataclass(frozen=True)
-class Choice:
+class Assignment:
     """A way of each model.
 
     Attributes:
@@ -87,7 +87,7 @@ class _Search:
                         now, at, is_better = value, other, True
 
 
-def assign(rules: Rules, ways: Sequence[Sequence[Way]], goal: str = "time") -> Choice | None:
+def assign(rules: Rules, ways: Sequence[Sequence[Way]], goal: str = "time") -> Assignment | None:
     """Choose a way for each model.
 
     Args:
@@ -106,7 +106,7 @@ def assign(rules: Rules, ways: Sequence[Sequence[Way]], goal: str = "time") -> C
             return None
         residency = search.known[(0,) * len(ways)]
         assert residency
-        return Choice(quickest, residency[1], residency[1].seconds)
+        return Assignment(quickest, residency[1], residency[1].seconds)
     search = _Search(rules, ways, goal)
     bound, starts = most_valuable(rules, ways)
     for start in dict.fromkeys((*starts, quickest)):
@@ -122,7 +122,7 @@ def assign(rules: Rules, ways: Sequence[Sequence[Way]], goal: str = "time") -> C
         return None
     found = search.known[search.best[1]]
     assert found
-    return Choice(search.best[1], found[1], bound)
+    return Assignment(search.best[1], found[1], bound)
 
 
 def _in_order(rules: Rules, ways: Sequence[Sequence[Way]]) -> Iterator[tuple[int, ...]]:

@@ -46,7 +46,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Room:
+class FleetRoom:
     """The room of a machine for all models together.
 
     Attributes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fitter.planning.fleet.members import Flags, Member, Numbers, Room, Way
+from fitter.planning.fleet.members import Flags, FleetRoom, Member, Numbers, Way
 
 MOST_MODELS = 12
 """Most models of a fleet: all their sets are counted."""
@@ -54,7 +54,7 @@ class Rules:
     """
 
     members: tuple[Member, ...]
-    room: Room
+    room: FleetRoom
     in_a_row: float = 1.0
     order: tuple[int, ...] = ()
 

@@ -17,8 +17,8 @@ from fitter.planning.pricing.objective import workload_of
 from fitter.planning.request.given import devices_in_use
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.speed.cost import (
+    PriceBasis,
     Seconds,
-    Setting,
     Work,
     layer_seconds,
     logits_seconds,
@@ -187,7 +187,7 @@ class Prices:
         return (self._setting.request(away) - self._setting.request(home)) / sum(item.bytes for item in items)
 
     @cached_property
-    def _setting(self) -> Setting:
+    def _setting(self) -> PriceBasis:
         work = work_of(self._pieces, Placement(self._n_units, (0,) * len(self._devices)))
         return setting(work, self._devices, self._host, workload_of(self._request))
 

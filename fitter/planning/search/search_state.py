@@ -51,7 +51,7 @@ class CutShort(Exception):
         self.best = best
 
 
-class Answer:
+class FittingTrials:
     """The trials of a whole search that fit, on any of its devices. A time limit ends with the best of them."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class SearchState:
         self.least: Trial | None = None
         """The trial that lacks the fewest bytes."""
         self._least_is_guess = False
-        self.answer: Answer = previous.answer if previous else Answer()
+        self.answer: FittingTrials = previous.answer if previous else FittingTrials()
         self._last: Trial | None = None
         self._trials: dict[Params, Trial] = {}
         self._records: list[tuple[Layout, Params]] = previous._records if previous else []

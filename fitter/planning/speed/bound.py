@@ -16,8 +16,8 @@ from fitter.planning.speed.cost import (
     Attention,
     Costs,
     Layer,
+    PriceBasis,
     Seconds,
-    Setting,
     Weights,
     Workload,
     family_name,
@@ -159,7 +159,7 @@ class _Places:
     host may be found in a cache on a device, at best always.
     """
 
-    def __init__(self, at: Setting, has_expert_cache: bool) -> None:
+    def __init__(self, at: PriceBasis, has_expert_cache: bool) -> None:
         self._at = at
         self._has_expert_cache = has_expert_cache
         keys = [(family_name(d), d.bandwidth, d.compute, d.pcie, d.factors) for d in at.devices]
@@ -184,7 +184,7 @@ class _Places:
         """
         whole = [weights for weights in layer if weights.experts == tensor.experts]
 
-        def seconds(place: int, at: Setting) -> Seconds:
+        def seconds(place: int, at: PriceBasis) -> Seconds:
             rates = at.rates(Weights(place, 0, 0, tensor.experts, is_host_only=is_host_only))
             steps = [sum(step) for step in zip(*map(rates.steps, whole), strict=True)]
             return rates.seconds(tensor, steps.index(max(steps)))

@@ -425,7 +425,7 @@ _MOST_PRICED = 4096
 
 
 @dataclass(frozen=True)
-class Setting:
+class PriceBasis:
     """Everything but the placement that decides prices.
 
     Attributes:
@@ -548,7 +548,7 @@ class Setting:
         factor: Factor = getattr(factors, part)
         return Seconds(seconds.prompt * factor.prompt, seconds.generation * factor.generation)
 
-    def on(self, devices: tuple[DeviceSpeed, ...]) -> Setting:
+    def on(self, devices: tuple[DeviceSpeed, ...]) -> PriceBasis:
         """Return the setting with other devices."""
         return replace(self, devices=devices, streams=self.streams and _has_local(devices))
 
@@ -575,7 +575,7 @@ class Setting:
 
 def setting(
     work: Work, devices: Sequence[DeviceSpeed], host: HostSpeed, workload: Workload, costs: Costs | None = None
-) -> Setting:
+) -> PriceBasis:
     """Build the setting of ``work`` on devices and host. Raises ``ValueError`` if a speed is not above 0."""
     if host.bandwidth <= 0 or any(min(d.bandwidth, d.compute, d.pcie) <= 0 for d in devices):
         raise ValueError("bandwidths and compute must be greater than 0")
@@ -583,7 +583,7 @@ def setting(
     batch = max(1, min(work.n_ubatch, workload.prompt or work.n_ubatch))
     share = work.n_expert_used / work.n_expert if work.n_expert else 1.0
     unlike = batch**costs.unlike_of_text if workload.is_text else batch
-    return Setting(
+    return PriceBasis(
         tuple(devices),
         host,
         costs,
@@ -604,12 +604,12 @@ def _has_local(devices: Iterable[DeviceSpeed]) -> bool:
     return not all(device.is_remote for device in devices)
 
 
-def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
+def tensor_seconds(weights: Weights, at: PriceBasis) -> Seconds:
     """Compute the seconds to read and compute with ``weights`` at their place."""
     return at.rates(weights).seconds(weights)
 
 
-def _rates_of(weights: Weights, at: Setting) -> Rates:
+def _rates_of(weights: Weights, at: PriceBasis) -> Rates:
     """Compute the rates of weights. The streamer computes with host weights, where their operation allows it."""
     costs, place, cache = at.costs, weights.place, weights.cache
     of_experts = at.expert_share, at.experts_touched, at.experts_of_step
@@ -646,23 +646,23 @@ def _rates_of(weights: Weights, at: Setting) -> Rates:
     )
 
 
-def layer_seconds(layer: Layer, at: Setting) -> Seconds:
+def layer_seconds(layer: Layer, at: PriceBasis) -> Seconds:
     """Compute the seconds of a layer without weights: its fixed time and attention. ``price`` adds splits and hops."""
     return _fixed(layer, at) + attention_seconds(layer, at)
 
 
-def _states_seconds(layer: Layer, at: Setting, place: int) -> Seconds:
+def _states_seconds(layer: Layer, at: PriceBasis, place: int) -> Seconds:
     """Compute the seconds to read and write the recurrent states of all users but the first, in ``Layer.weights``."""
     if not layer.state or at.workload.users == 1:
         return Seconds()
     return Seconds(0.0, (at.workload.users - 1) * 2 * layer.state / at.bandwidth(place))
 
 
-def _fixed(layer: Layer, at: Setting) -> Seconds:
+def _fixed(layer: Layer, at: PriceBasis) -> Seconds:
     return at.tuned(_untuned_fixed(layer, at), layer.home, "layers")
 
 
-def _untuned_fixed(layer: Layer, at: Setting) -> Seconds:
+def _untuned_fixed(layer: Layer, at: PriceBasis) -> Seconds:
     sync = at.costs.host.sync * at.threads
     if layer.home == HOST:
         # attention and feed-forward
@@ -674,14 +674,14 @@ def _untuned_fixed(layer: Layer, at: Setting) -> Seconds:
     return Seconds(home + (away if layer.is_host_only or not at.streams else 0.0), home + away + wait)
 
 
-def attention_seconds(layer: Layer, at: Setting) -> Seconds:
+def attention_seconds(layer: Layer, at: PriceBasis) -> Seconds:
     """Compute the seconds of a layer's attention, and of the recurrent states of further users."""
     cache = layer.home if layer.cache is None else layer.cache
     seconds = _attention_seconds(layer, layer.attention, at) if layer.attention else Seconds()
     return at.tuned(seconds + _states_seconds(layer, at, cache), cache, "attention")
 
 
-def _attention_seconds(layer: Layer, attention: Attention, at: Setting) -> Seconds:
+def _attention_seconds(layer: Layer, attention: Attention, at: PriceBasis) -> Seconds:
     costs = at.costs
     prompt_seen, seen = attention.seen(at.prompt_live), attention.seen(at.generation_live)
     flops = attention.flops * prompt_seen * at.batch
@@ -778,7 +778,7 @@ def visits(work: Work, remote: Collection[int]) -> dict[int, int]:
     return counts
 
 
-def visit_seconds(device: int, at: Setting) -> Seconds:
+def visit_seconds(device: int, at: PriceBasis) -> Seconds:
     """Compute the seconds of one visit to a remote device with the activations; 0 for a local device."""
     if not at.devices[device].is_remote:
         return Seconds()
@@ -787,7 +787,7 @@ def visit_seconds(device: int, at: Setting) -> Seconds:
     return at.tuned(Seconds(round_trip + of_prompt, round_trip + of_step), device, "network")
 
 
-def logits_seconds(output: Layer, at: Setting) -> Seconds:
+def logits_seconds(output: Layer, at: PriceBasis) -> Seconds:
     """Compute the seconds to fetch the logits of each generated token from a remote output; 0 for a local one."""
     if output.home == HOST or not at.devices[output.home].is_remote:
         return Seconds()
@@ -815,7 +815,7 @@ def price(
     return price_at(work, setting(work, devices, host, workload, costs))
 
 
-def price_at(work: Work, at: Setting) -> Estimate:
+def price_at(work: Work, at: PriceBasis) -> Estimate:
     """Estimate as ``price`` does, in a setting that is the same for all placements of a model."""
     parts: dict[str, list[float]] = {}
     steps = [(name, seconds, count) for layer, count in work.counted for name, seconds in at.priced(layer).parts]
@@ -831,7 +831,7 @@ def price_at(work: Work, at: Setting) -> Estimate:
     return Estimate(prompt, generation, in_all, tuple([part for part in shares if part.prompt or part.generation]))
 
 
-def seconds_at(work: Work, at: Setting) -> Seconds:
+def seconds_at(work: Work, at: PriceBasis) -> Seconds:
     """Compute the seconds of ``price_at`` without its parts: a search asks for them some hundred times."""
     prompt = generation = 0.0
     for layer, count in work.counted:
@@ -847,7 +847,7 @@ def seconds_at(work: Work, at: Setting) -> Seconds:
     return Seconds(prompt, generation)
 
 
-def _between_layers(work: Work, at: Setting) -> list[tuple[str, Seconds, int]]:
+def _between_layers(work: Work, at: PriceBasis) -> list[tuple[str, Seconds, int]]:
     """List names, seconds and numbers of the steps between layers, and of reading weights from the disk: of graph
     splits all that are measured, or else predicted, one for every change of place.
 
@@ -869,7 +869,7 @@ def _between_layers(work: Work, at: Setting) -> list[tuple[str, Seconds, int]]:
     return found
 
 
-def paged_seconds(work: Work, at: Setting) -> Seconds:
+def paged_seconds(work: Work, at: PriceBasis) -> Seconds:
     """Compute the seconds to read weights that the host's memory has no room for from its disk.
 
     As large a part of what a micro batch or a step reads as of all weights on the host.
@@ -885,7 +885,7 @@ def paged_seconds(work: Work, at: Setting) -> Seconds:
     return from_disk(work.paged * of_prompt, work.paged * of_step, at)
 
 
-def from_disk(of_batch: float, of_step: float, at: Setting) -> Seconds:
+def from_disk(of_batch: float, of_step: float, at: PriceBasis) -> Seconds:
     """Compute the seconds to read mapped weights from the disk: bytes for a micro batch and for a step."""
     return Seconds(of_batch, of_step) * (1 / (at.costs.host.paged * disk.default_bandwidth()[0]))
 

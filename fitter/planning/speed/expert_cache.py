@@ -30,7 +30,7 @@ class Experts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
+class ExpertGroup:
     """Layers of one device whose experts have the same types and sizes: they share slots.
 
     Attributes:
@@ -65,7 +65,7 @@ def experts_on_host(facts: ModelFacts, layers: Sequence[Layer]) -> list[Experts]
 
 def groups_of(
     layers: Sequence[Experts], size: int, shares: Sequence[float], n_expert: int, n_expert_used: int, alignment: int
-) -> list[Group]:
+) -> list[ExpertGroup]:
     """Compute the groups of layers and their slots.
 
     Args:
@@ -92,7 +92,7 @@ def groups_of(
         if n_slots < n_expert_used:
             n_slots = 0
         used = _bytes([each // n_expert for _, each in tensors], n_slots, alignment) if n_slots else 0
-        groups.append(Group(device, tuple(indices), n_slots, used, n_slots / (len(indices) * n_expert)))
+        groups.append(ExpertGroup(device, tuple(indices), n_slots, used, n_slots / (len(indices) * n_expert)))
     return groups
 
 

@@ -21,7 +21,7 @@ from fitter.output.option_values import with_absolute_paths
 from fitter.planning.fleet.fleet import Fleet
 from fitter.planning.plan.plan import Plan
 from fitter.programs.llama_server.text import section
-from fitter.programs.llama_swap.groups import Group, choose_groups, largest_together
+from fitter.programs.llama_swap.groups import SwapGroup, choose_groups, largest_together
 
 _LOAD_SECONDS = 120
 """Seconds that llama-swap waits for a model if not told."""
@@ -111,7 +111,7 @@ def llama_swap_groups_fleet(fleet: Fleet) -> str:
     return "\n".join(lines)
 
 
-def _group(name: str, group: Group) -> list[str]:
+def _group(name: str, group: SwapGroup) -> list[str]:
     settings = {"swap": group.swap, "exclusive": group.exclusive, "persistent": not group.exclusive}
     return [
         f"  {name}:",

@@ -22,7 +22,7 @@ _Models = frozenset[str]
 
 
 @dataclass(frozen=True)
-class Group:
+class SwapGroup:
     """A group of models."""
 
     members: tuple[str, ...]
@@ -45,7 +45,7 @@ class Group:
         return [frozenset({name}) for name in self.members] if self.swap else [frozenset(self.members)]
 
 
-def largest_together(groups: Iterable[Group]) -> Iterator[_Models]:
+def largest_together(groups: Iterable[SwapGroup]) -> Iterator[_Models]:
     """Yield the largest sets of models that are in memory together at some time."""
     groups = list(groups)
     turns = [each for group in groups if group.exclusive for each in group.largest] or [frozenset[str]()]
@@ -53,7 +53,7 @@ def largest_together(groups: Iterable[Group]) -> Iterator[_Models]:
         yield frozenset[str]().union(*parts)
 
 
-def choose_groups(fleet: Fleet) -> tuple[Group, ...]:
+def choose_groups(fleet: Fleet) -> tuple[SwapGroup, ...]:
     """Choose groups whose combinations are the sets of ``fleet``, or else a part of them with few seconds of loading.
 
     Models that every set has, among them those that stay, are in one group that keeps them all. Where no groups have
@@ -73,7 +73,7 @@ class _Choice:
         self._order = list(self._share)
         self._fits = functools.cache(self._fits_together)
 
-    def exact(self) -> tuple[Group, ...] | None:
+    def exact(self) -> tuple[SwapGroup, ...] | None:
         """Return the groups that allow exactly the sets, if there are such groups.
 
         Models that are never together must take turns. So the models that such pairs connect share their turns: parts
@@ -108,10 +108,10 @@ class _Choice:
             left = [name for name in left if name not in place]
         return found
 
-    def _stay(self) -> list[Group]:
+    def _stay(self) -> list[SwapGroup]:
         return [self._group(self._always, swap=False, exclusive=False)] if self._always else []
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[SwapGroup, ...]:
         """Choose groups that allow only sets, with few seconds of loading."""
         stay = self._stay()
         others = [self._group([name], swap=True, exclusive=True) for name in self._order if name not in self._always]
@@ -130,17 +130,17 @@ class _Choice:
     def _fits_together(self, models: _Models) -> bool:
         return any(models <= one for one in self._sets)
 
-    def _group(self, names: Iterable[str], *, swap: bool, exclusive: bool) -> Group:
-        return Group(tuple(sorted(names, key=self._order.index)), swap, exclusive)
+    def _group(self, names: Iterable[str], *, swap: bool, exclusive: bool) -> SwapGroup:
+        return SwapGroup(tuple(sorted(names, key=self._order.index)), swap, exclusive)
 
-    def _changes(self, groups: list[Group]) -> Iterator[list[Group]]:
+    def _changes(self, groups: list[SwapGroup]) -> Iterator[list[SwapGroup]]:
         for chosen in (*combinations(groups, 1), *combinations(groups, 2)):
             names = [name for group in chosen for name in group.members]
             rest = [group for group in groups if group not in chosen]
             yield [*rest, self._group(names, swap=True, exclusive=False)]
             yield [*rest, self._group(names, swap=False, exclusive=True)]
 
-    def _seconds(self, groups: list[Group]) -> float:
+    def _seconds(self, groups: list[SwapGroup]) -> float:
         """Return the seconds of loading before a request, on average over random requests."""
         return sum(
             share * self._load[name] * self._miss(name, group, groups)
@@ -149,7 +149,7 @@ class _Choice:
             if (share := self._share[name])
         )
 
-    def _miss(self, name: str, group: Group, groups: list[Group]) -> float:
+    def _miss(self, name: str, group: SwapGroup, groups: list[SwapGroup]) -> float:
         """Return the share of a model's requests before which another model took its place."""
         rivals = set(group.members) - {name} if group.swap else set[str]()
         if group.exclusive:
@@ -157,7 +157,7 @@ class _Choice:
         asked = sum(self._share[other] for other in rivals)
         return asked / (asked + self._share[name])
 
-    def _merged(self, groups: list[Group]) -> Iterator[Group]:
+    def _merged(self, groups: list[SwapGroup]) -> Iterator[SwapGroup]:
         """Write groups that say the same as one: those that stay, and exclusive groups of one."""
         kept = [group for group in groups if not group.exclusive and (not group.swap or len(group.members) == 1)]
         turns = [group for group in groups if group.exclusive and (group.swap or len(group.members) == 1)]
