@@ -27,9 +27,10 @@ from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.shape_header import Header
 
 ROOT = Path(__file__).resolve().parents[2]
-OTHERWISE = ("glm-5.2", "glm-5.3", "qwen3-reranker-0.6b")
-"""Shapes whose files have tensors that transformers does not make: indexers of layers that share another's, and the
-head of a reranker, which the converter makes of two words of the tokenizer.
+OTHERWISE = ("glm-5.2", "glm-5.3", "qwen3-reranker-0.6b", "qwen3-vl-235b-a22b", "qwen3-vl-30b-a3b")
+"""Shapes whose files have tensors that transformers does not make, or makes otherwise: indexers of layers that share
+another's, the head of a reranker, which the converter makes of two words of the tokenizer, and experts of Qwen3-VL, of
+which the files have the rows as columns.
 """
 TIED = "_tied_weights_keys"
 """The key in transformers under which the tied weights stand: tensors that no file has, since others are the same."""
@@ -112,6 +113,8 @@ def _state(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     name = values["architectures"][0]
     named = getattr(transformers, name.replace("ForConditionalGeneration", "ForCausalLM"), None)
     named = named or getattr(transformers, name)
+    if not isinstance(config, named.config_class):
+        config = named.config_class(text_config=config)
     with torch.device("meta"):
         torch.set_default_dtype(torch.bfloat16)
         model = named(config)

@@ -28,10 +28,15 @@ TENSOR_TYPES = {
     "q8_0": (8, 32, 34),
     "q4_K": (12, 256, 144),
     "q6_K": (14, 256, 210),
+    "i32": (26, 1, 4),
     "bf16": (30, 1, 2),
     "mxfp4": (39, 32, 17),
 }
-_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 5, 6, 7, 8, 9, 10
+
+
+class Longs(tuple[int, ...]):
+    """Whole numbers of an array that have 64 bits in a file."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ def _value(value: Value) -> bytes:
     if texts := [each for each in value if isinstance(each, str)]:
         return struct.pack("<IIQ", _ARRAY, _STRING, len(texts)) + b"".join(map(_string, texts))
     numbers = [each for each in value if not isinstance(each, str)]
-    kind, code = _kind(numbers[0])
+    kind, code = (_UINT64, "Q") if isinstance(value, Longs) else _kind(numbers[0])
     if kind == _UINT32:
         # the integers of an array are signed, as the converter writes them
         kind, code = _INT32, "i" if min(numbers) < 0 else "I"

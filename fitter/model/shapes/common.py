@@ -212,16 +212,24 @@ def attention(
 
 
 def feed_forward(
-    c: Config, h: Header, b: str, n_ff: int | None = None, *, bias: bool = False, gated: bool = True, suffix: str = ""
+    c: Config,
+    h: Header,
+    b: str,
+    n_ff: int | None = None,
+    *,
+    bias: bool = False,
+    gated: bool = True,
+    suffix: str = "",
+    type: str | None = None,
 ) -> None:
-    """Add a feed-forward network to the layer ``b``."""
+    """Add a feed-forward network to the layer ``b``; ``type``: of its matrices, if not the model's."""
     n_embd, n_ff = c.count("hidden_size", "n_embd", "d_model"), n_ff or c.count("intermediate_size")
     parts = ("gate", "up") if gated else ("up",)
     for name in parts:
-        h.weight(f"{b}.ffn_{name}{suffix}", n_embd, n_ff)
+        h.weight(f"{b}.ffn_{name}{suffix}", n_embd, n_ff, type=type)
         if bias:
             h.bias(f"{b}.ffn_{name}{suffix}", n_ff)
-    h.weight(f"{b}.ffn_down{suffix}", n_ff, n_embd)
+    h.weight(f"{b}.ffn_down{suffix}", n_ff, n_embd, type=type)
     if bias:
         h.bias(f"{b}.ffn_down{suffix}", n_embd)
 

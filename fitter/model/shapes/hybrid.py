@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from fitter.llama.header.gguf_writer import Longs
 from fitter.model.shapes.common import (
     attention,
     begin,
@@ -121,6 +124,121 @@ def _delta_layer(c: Config, h: Header, b: str, *, split: bool) -> None:
         h.weight(f"{b}.ssm_{name}", n_embd, rows)
     h.weight(f"{b}.ssm_norm", c.count("linear_value_head_dim"))
     h.weight(f"{b}.ssm_out", inner, n_embd)
+
+
+def qwen4exp(c: Config) -> Header:
+    """The text part of Qwen3.8-Flash-Next: several streams of residuals, and one large table of n-grams.
+
+    Its layer for multi-token prediction is not converted.
+    """
+    c.must_be("hidden_act", "silu")
+    c.must_be("attention_bias", False)
+    c.must_be("indexer_kv_heads", 1)
+    c.must_be("tie_word_embeddings", False)
+    c.value(
+        "mtp_num_hidden_layers", "mamba_ssm_dtype", "output_gate_type", "norm_topk_prob", "split_ngram_parts", "seed"
+    )
+    n_layer, n_embd = layers(c), c.count("hidden_size")
+    interval = c.count("full_attention_interval", default=4)
+    kinds = [FULL if i % interval == interval - 1 else LINEAR for i in range(n_layer)]
+    if every(c, "layer_types", n_layer, (FULL, LINEAR)) not in (None, kinds):
+        raise c.unknown("layer_types in another order than every full_attention_interval-th")
+    h = begin(c, "qwen4exp")
+    dimensions(c, h)
+    size = rotary(c, heads(c)[2], 0.25)
+    rope(c, h, size)
+    n_expert, n_ff = routed(c, h)
+    shared, n_stream, low = (
+        c.count("shared_expert_intermediate_size"),
+        c.count("hc_count", most=64),
+        c.count("hc_lowrank"),
+    )
+    n_head, index, ratio = c.count("indexer_n_heads"), c.count("indexer_head_dim"), c.count("indexer_compress_ratio")
+    n_v = c.count("linear_num_value_heads")
+    h.keys(
+        rope__dimension_sections=sections(c),
+        rope__dimension_count=size,
+        expert_shared_feed_forward_length=shared,
+        ssm__conv_kernel=c.count("linear_conv_kernel_dim"),
+        ssm__state_size=c.count("linear_key_head_dim"),
+        ssm__group_count=c.count("linear_num_key_heads"),
+        ssm__time_step_rank=n_v,
+        ssm__inner_size=c.count("linear_value_head_dim") * n_v,
+        full_attention_interval=interval,
+        attention__recurrent_layers=[each == LINEAR for each in kinds],
+        hyper_connection__count=n_stream,
+        hyper_connection__low_rank=low,
+        attention__indexer__head_count=n_head,
+        attention__indexer__key_length=index,
+        attention__indexer__top_k=c.count("indexer_budget"),
+        attention__compress_ratios=[0 if each == LINEAR else ratio for each in kinds],
+    )
+    h.weight("token_embd", n_embd, c.count("vocab_size"))
+    h.weight("output", n_embd, c.count("vocab_size"))
+    wide = n_stream * n_embd
+
+    def mixer(name: str) -> None:
+        h.weight(f"{name}_norm", wide)
+        h.weight(f"{name}_down", wide, low)
+        h.weight(f"{name}_up", low, wide)
+
+    mixer("output_hc")
+    for i, kind in enumerate(kinds):
+        b = f"blk.{i}"
+        for name in ("attn", "ffn"):
+            mixer(f"{b}.hc_{name}")
+            h.weight(f"{b}.hc_{name}_inject", wide, n_stream)
+        if kind == LINEAR:
+            _delta_layer(c, h, b, split=True)
+        else:
+            attention(c, h, b, head_norm=True, gated=True)
+            h.weight(f"{b}.indexer.q_proj", n_embd, n_head * index)
+            h.weight(f"{b}.indexer.k_proj", n_embd, index)
+            norms(h, b, index, "indexer.q_norm", "indexer.k_norm")
+        experts(c, h, b, n_expert, n_ff)
+        h.weight(f"{b}.ffn_gate_inp_shexp", n_embd)
+        feed_forward(c, h, b, shared, suffix="_shexp")
+    if at := c.numbers("ple_layer_ids"):
+        _ngrams(c, h, [int(each) - 1 for each in at], wide)
+    return h
+
+
+def _ngrams(c: Config, h: Header, at: list[int], wide: int) -> None:
+    """Add the table of n-grams, whose parts have the next prime numbers of rows, and the layer that reads it."""
+    if len(at) != 1 or not 0 <= at[0] < layers(c):
+        raise c.unknown("ple_layer_ids other than one layer")
+    b, n_embd, conv = f"blk.{at[0]}", c.count("hidden_size"), c.count("ple_conv_kernel_size")
+    n_gram, n_part = c.count("ngram_size", least=2, most=8), c.count("heads_per_ngram", most=64)
+    divisor, n_part = c.count("make_ngram_vocab_size_divisible_by"), (n_gram - 1) * n_part
+    row = c.count("ple_embed_dim") // n_part
+    rows = _primes(c.count("ngram_vocab_size_base", least=2, most=1 << 26), n_part)
+    h.keys(
+        embedding_length_per_layer_input=row,
+        ple__layers=at,
+        ple__ngram_size=n_gram,
+        ple__heads_per_ngram=c.count("heads_per_ngram"),
+        ple__conv_kernel=conv,
+        ple__eos_token_id=c.count("eos_token_id", least=0),
+        # they decide which row is read, and no size
+        ple__layer_multipliers=Longs([1] * n_gram),
+        ple__head_offsets=Longs(sum(rows[:i]) for i in range(n_part)),
+        ple__head_vocab_sizes=Longs(rows),
+    )
+    h.weight("per_layer_token_embd", row, divisor * -(-sum(rows) // divisor))
+    h.weight(f"{b}.ple_key", c.count("ple_embed_dim"), wide)
+    h.weight(f"{b}.ple_value", c.count("ple_embed_dim"), n_embd)
+    h.weight(f"{b}.ple_conv1d", conv, wide)
+    norms(h, b, wide, "ple_norm_key", "ple_norm_query", "ple_norm_conv")
+
+
+def _primes(least: int, n: int) -> list[int]:
+    """Return the first ``n`` prime numbers that are ``least`` or more."""
+    found: list[int] = []
+    while len(found) < n:
+        if all(least % each for each in range(2, math.isqrt(least) + 1)):
+            found.append(least)
+        least += 1
+    return found
 
 
 def nemotron_h(c: Config) -> Header:

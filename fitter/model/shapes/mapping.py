@@ -25,6 +25,7 @@ KNOWN: dict[str, tuple[str, _Make]] = {
     "DeepseekV2ForCausalLM": ("deepseek_v2", deepseek.deepseek2),
     "DeepseekV32ForCausalLM": ("deepseek_v32", deepseek.deepseek32),
     "DeepseekV3ForCausalLM": ("deepseek_v3", deepseek.deepseek2),
+    "DeepseekV4ForCausalLM": ("deepseek_v4", deepseek.deepseek4),
     "Ernie4_5ForCausalLM": ("ernie4_5", llama.ernie),
     "Ernie4_5_MoeForCausalLM": ("ernie4_5_moe", moe.ernie_moe),
     "Exaone4ForCausalLM": ("exaone4", llama.exaone4),
@@ -41,6 +42,7 @@ KNOWN: dict[str, tuple[str, _Make]] = {
     "Glm4ForCausalLM": ("glm4", llama.glm4),
     "Glm4MoeForCausalLM": ("glm4_moe", moe.glm4moe),
     "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", deepseek.glm_lite),
+    "Glm5NextForConditionalGeneration": ("glm5_next_text", deepseek.glm5_next),
     "GlmMoeDsaForCausalLM": ("glm_moe_dsa", deepseek.glm_dsa),
     "GptOssForCausalLM": ("gpt_oss", moe.gpt_oss),
     "GraniteForCausalLM": ("granite", llama.granite),
@@ -52,6 +54,7 @@ KNOWN: dict[str, tuple[str, _Make]] = {
     "InternLM2ForCausalLM": ("internlm2", llama.internlm2),
     "JambaForCausalLM": ("jamba", states.jamba),
     "KimiK25ForConditionalGeneration": ("deepseek_v3", deepseek.deepseek2),
+    "KimiK3ForConditionalGeneration": ("kimi_linear", deepseek.kimi_k3),
     "Lfm2ForCausalLM": ("lfm2", hybrid.lfm2),
     "Lfm2MoeForCausalLM": ("lfm2_moe", hybrid.lfm2moe),
     "Llama4ForCausalLM": ("llama4_text", moe.llama4),
@@ -60,6 +63,7 @@ KNOWN: dict[str, tuple[str, _Make]] = {
     "Mamba2ForCausalLM": ("mamba2", states.mamba2),
     "MambaForCausalLM": ("mamba", states.mamba),
     "MiniMaxM2ForCausalLM": ("minimax_m2", moe.minimax_m2),
+    "MiniMaxM3SparseForConditionalGeneration": ("minimax_m3_vl_text", moe.minimax_m3),
     "Ministral3ForCausalLM": ("ministral3", llama.ministral),
     "Mistral3ForConditionalGeneration": ("mistral", llama.ministral),
     "MistralForCausalLM": ("mistral", llama.mistral),
@@ -87,6 +91,7 @@ KNOWN: dict[str, tuple[str, _Make]] = {
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text", hybrid.qwen35),
     "Qwen3_5MoeForCausalLM": ("qwen3_5_moe_text", hybrid.qwen35moe),
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text", hybrid.qwen35moe),
+    "Qwen4ExpForConditionalGeneration": ("qwen4_exp_text", hybrid.qwen4exp),
     "RobertaModel": ("roberta", encoders.roberta),
     "SeedOssForCausalLM": ("seed_oss", llama.seed_oss),
     "SmolLM3ForCausalLM": ("smollm3", llama.smollm3),
@@ -101,6 +106,8 @@ KNOWN: dict[str, tuple[str, _Make]] = {
 
 _MOST_PARAMETERS = 4 * 10**12
 """More than any published model has; larger files exceed most file systems' limit."""
+_IN_MXFP4 = ("GptOssForCausalLM", "KimiK3ForConditionalGeneration")
+"""Classes whose experts are published in MXFP4, and are known so."""
 _OF_ALL = ("tie_word_embeddings", "torch_dtype", "dtype", "vision_config")
 """Keys beside the text part that concern it too."""
 
@@ -145,7 +152,7 @@ def _check_sizes(header: Header, config: Config) -> None:
 def _check_packing(values: Mapping[str, Any], given: Mapping[str, Any], name: str, where: str) -> None:
     """Raise ``ModelError`` for weights that are published in an unknown type that the converter keeps."""
     said = f"{values.get('quantization_config')} {given.get('quantization_config')}".lower()
-    packed_types = ("mxfp4",) if name == "GptOssForCausalLM" else ()
+    packed_types = ("mxfp4",) if name in _IN_MXFP4 else ()
     if packed := next((each for each in ("nvfp4", "mxfp4") if each in said and each not in packed_types), None):
         raise Config(given, where).unknown(f"weights in {packed.upper()}")
 

@@ -129,6 +129,64 @@ def minimax_m2(c: Config) -> Header:
     return h
 
 
+def minimax_m3(c: Config) -> Header:
+    """MiniMax-M3, whose attention reads the blocks that an indexer chooses; the first layers are dense."""
+    c.must_be("hidden_act", "swigluoai")
+    c.must_be("scoring_func", "sigmoid")
+    c.must_be("use_qk_norm", True)
+    c.must_be("qk_norm_type", "per_head")
+    c.must_be("use_routing_bias", True)
+    c.must_be("use_gemma_norm", True)
+    c.must_be("attention_output_gate", False)
+    # the converter has no layers for multi-token prediction
+    c.value("num_mtp_modules", "num_nextn_predict_layers", "use_mtp", "swiglu_alpha", "swiglu_limit")
+    n_layer, n_embd = layers(c), c.count("hidden_size")
+    sparse = [each != 0 for each in c.counts("moe_layer_freq", n_layer)]
+    if sparse != sorted(sparse):
+        raise c.unknown("dense layers that are not the first ones")
+    n_dense, part = sparse.count(False), c.part("sparse_attention_config")
+    if part is None or [each != 0 for each in part.counts("sparse_attention_freq", n_layer)] != sparse:
+        raise c.unknown("layers with experts and without sparse attention")
+    part.must_be("use_sparse_attention", True)
+    part.value("sparse_disable_index_value", "sparse_score_type", "sparse_init_block")
+    h = begin(c, "minimax-m3")
+    dimensions(c, h)
+    n_head_index, index = part.count("sparse_num_index_heads"), part.count("sparse_index_dim")
+    size = c.count("rotary_dim", default=rotary(c, heads(c)[2]))
+    rope(c, h, size)
+    n_expert, n_ff = routed(c, h)
+    n_shared = c.count("n_shared_experts")
+    c.must_be("shared_intermediate_size", n_shared * n_ff)
+    h.keys(
+        feed_forward_length=c.count("dense_intermediate_size"),
+        rope__dimension_count=size,
+        leading_dense_block_count=n_dense,
+        expert_gating_func=SIGMOID,
+        expert_shared_count=n_shared,
+        expert_weights_scale=c.number("routed_scaling_factor"),
+        expert_weights_norm=True,
+        attention__indexer__head_count=n_head_index,
+        attention__indexer__key_length=index,
+        attention__indexer__top_k=part.count("sparse_topk_blocks"),
+        attention__indexer__block_size=part.count("sparse_block_size"),
+        attention__indexer__local_blocks=part.count("sparse_local_block"),
+    )
+    ends(c, h, tied=is_tied(c, False))
+    for i in range(n_layer):
+        b = f"blk.{i}"
+        norms(h, b, n_embd, "attn_norm", "ffn_norm")
+        attention(c, h, b, head_norm=True)
+        if i < n_dense:
+            feed_forward(c, h, b, c.count("dense_intermediate_size"))
+            continue
+        experts(c, h, b, n_expert, n_ff, probability_bias=True)
+        feed_forward(c, h, b, n_shared * n_ff, suffix="_shexp")
+        h.weight(f"{b}.indexer.q_proj", n_embd, n_head_index * index, type="f32")
+        h.weight(f"{b}.indexer.k_proj", n_embd, index, type="f32")
+        norms(h, b, index, "indexer.q_norm", "indexer.k_norm")
+    return h
+
+
 def gpt_oss(c: Config) -> Header:
     """gpt-oss, whose experts are published and kept in MXFP4; every other layer has a sliding window."""
     c.must_be("hidden_act", "silu")
