@@ -311,6 +311,7 @@ def glm5_next(c: Config) -> Header:
     c.value("num_key_value_heads", "qk_head_dim", "head_dim", "indexer_rope_interleave", "rope_interleave")
     c.value("moe_router_dtype", "rope_parameters", "rope_theta", "index_topk_freq", "index_skip_topk_offset")
     n_layer, n_next, n_embd = layers(c), following(c), c.count("hidden_size")
+    n_head = c.count("num_attention_heads")
     kinds = every(c, "layer_types", n_layer, (_SPARSE, _LINEAR))
     if kinds is None:
         raise c.error("has no layer_types: add them")
@@ -320,7 +321,7 @@ def glm5_next(c: Config) -> Header:
         raise c.unknown("indexer_types with shared ones")
     kpool, n_stream, index = c.count("index_kpool"), c.count("hc_mult", most=64), c.count("index_head_dim")
     h = begin(c, "glm5-next")
-    _mixed(c, h, has_state)
+    _linear_part(c, h, has_state)
     h.keys(
         expert_group_count=c.count("n_group"),
         expert_group_used_count=c.count("topk_group"),
@@ -341,7 +342,9 @@ def glm5_next(c: Config) -> Header:
         if i < n_layer:
             _streams(h, b, n_embd, n_stream)
         if is_linear:
-            _delta(c, h, b, n_embd, full_rank=False)
+            _delta(c, h, b)
+            for name in ("f", "g"):
+                _low_rank(h, f"{b}.ssm_{name}", n_embd, n_head * h.number("kda.head_dim"))
         else:
             _attention(c, h, b)
             _index(c, h, b, h.number("attention.q_lora_rank"))
@@ -373,7 +376,7 @@ def kimi_k3(c: Config) -> Header:
         raise c.unknown("no linear_attn_config with use_full_rank_gate")
     has_state = [i + 1 not in full for i in range(n_layer)]
     h = begin(c, "kimi-k3")
-    _mixed(c, h, has_state)
+    _linear_part(c, h, has_state)
     n_expert, n_ff = c.count("num_experts", most=MOST_EXPERTS), c.count("moe_intermediate_size")
     n_shared, n_dense = c.count("num_shared_experts"), c.count("first_k_dense_replace", least=0)
     latent, packed = c.count("routed_expert_hidden_size"), c.part("quantization_config")
@@ -393,7 +396,9 @@ def kimi_k3(c: Config) -> Header:
         b = f"blk.{i}"
         norms(h, b, n_embd, "attn_norm", "ffn_norm", "attn_res_score", "ffn_res_score")
         if is_linear:
-            _delta(c, h, b, n_embd, full_rank=True)
+            _delta(c, h, b)
+            _low_rank(h, f"{b}.ssm_f", n_embd, n_head * h.number("kda.head_dim"))
+            h.weight(f"{b}.ssm_g", n_embd, n_head * h.number("kda.head_dim"))
         else:
             _attention(c, h, b)
             h.weight(f"{b}.attn_gate", n_embd, n_head * c.count("v_head_dim"))
@@ -411,13 +416,19 @@ def kimi_k3(c: Config) -> Header:
     return h
 
 
-def _mixed(c: Config, h: Header, has_state: Sequence[bool]) -> None:
-    """Write the metadata of models with latent attention in some layers and a state in the others."""
+def _linear_part(c: Config, h: Header, has_state: Sequence[bool]) -> None:
+    """Write the metadata of models that describe their layers with a state in an object."""
     part = c.part("linear_attn_config")
     if part is None:
         raise c.error("has no linear_attn_config: add it")
     part.value("kda_layers", "full_attn_layers", "num_heads", "use_full_rank_gate")
     part.must_be("num_heads", c.count("num_attention_heads", most=1 << 16))
+    _mixed(c, h, has_state, conv=part.count("short_conv_kernel_size"), size=part.count("head_dim"))
+    h.key("kda.gate_lower_bound", part.number("gate_lower_bound") if part.has("gate_lower_bound") else None)
+
+
+def _mixed(c: Config, h: Header, has_state: Sequence[bool], *, conv: int, size: int) -> None:
+    """Write the metadata of models with latent attention in some layers and a state in the others."""
     kv_rank, turned, plain = c.count("kv_lora_rank"), c.count("qk_rope_head_dim", least=0), c.count("qk_nope_head_dim")
     n_expert = c.count("n_routed_experts", "num_experts", most=MOST_EXPERTS)
     h.keys(
@@ -436,9 +447,8 @@ def _mixed(c: Config, h: Header, has_state: Sequence[bool]) -> None:
         attention__q_lora_rank=c.count("q_lora_rank"),
         attention__kv_lora_rank=kv_rank,
         rope__dimension_count=turned,
-        ssm__conv_kernel=part.count("short_conv_kernel_size"),
-        kda__head_dim=part.count("head_dim"),
-        kda__gate_lower_bound=part.number("gate_lower_bound") if part.has("gate_lower_bound") else None,
+        ssm__conv_kernel=conv,
+        kda__head_dim=size,
         expert_count=n_expert,
         expert_used_count=c.count("num_experts_per_tok", "num_experts_per_token", most=n_expert),
         expert_feed_forward_length=c.count("moe_intermediate_size"),
@@ -447,21 +457,73 @@ def _mixed(c: Config, h: Header, has_state: Sequence[bool]) -> None:
     )
 
 
-def _delta(c: Config, h: Header, b: str, n_embd: int, *, full_rank: bool) -> None:
-    """Add a layer with a state that decays by channel (KDA); ``full_rank``: its gate is one matrix."""
-    n_head, size, conv = c.count("num_attention_heads"), h.number("kda.head_dim"), h.number("ssm.conv_kernel")
+def _delta(c: Config, h: Header, b: str, *, rows: tuple[int, ...] = ()) -> None:
+    """Add a layer with a state that decays by channel (KDA), but for its gates; ``rows``: first sizes of ``ssm_a``."""
+    n_embd, n_head = c.count("hidden_size"), c.count("num_attention_heads")
+    size, conv = h.number("kda.head_dim"), h.number("ssm.conv_kernel")
     inner = n_head * size
     for name in "qkv":
         h.weight(f"{b}.ssm_conv1d_{name}", conv, 1, inner)
         h.weight(f"{b}.attn_{name}", n_embd, inner)
-    low_rank = ("f",) if full_rank else ("f", "g")
-    for name in low_rank:
-        h.weight(f"{b}.ssm_{name}_a", n_embd, size)
-        h.weight(f"{b}.ssm_{name}_b", size, inner)
-    if full_rank:
-        h.weight(f"{b}.ssm_g", n_embd, inner)
     h.weight(f"{b}.ssm_beta", n_embd, n_head)
-    h.tensor(f"{b}.ssm_a", n_head)
+    h.tensor(f"{b}.ssm_a", *rows, n_head)
     h.bias(f"{b}.ssm_dt", inner)
     h.weight(f"{b}.ssm_norm", size)
     h.weight(f"{b}.attn_output", inner, n_embd)
+
+
+def _low_rank(h: Header, name: str, n_embd: int, inner: int) -> None:
+    h.weight(f"{name}_a", n_embd, h.number("kda.head_dim"))
+    h.weight(f"{name}_b", h.number("kda.head_dim"), inner)
+
+
+def bailing_moe3(c: Config) -> Header:
+    """Ling 3.0: three layers of four have a state."""
+    c.must_be("hidden_act", "silu")
+    c.must_be("use_qkv_bias", False)
+    c.must_be("use_bias", False)
+    c.must_be("no_kda_lora", True)
+    c.must_be("kda_safe_gate", True)
+    c.must_be("gated_attention_proj_granularity_type", "head_wise")
+    c.must_be("scoring_func", "sigmoid")
+    c.must_be("topk_method", "noaux_tc")
+    c.must_be("moe_router_enable_expert_bias", True)
+    c.must_be("num_nextn_predict_layers", 0)
+    c.value("num_key_value_heads", "qk_head_dim", "rope_interleave")
+    n_layer, n_embd, n_head = layers(c), c.count("hidden_size"), c.count("num_attention_heads", most=1 << 16)
+    group = c.count("layer_group_size")
+    has_state = [(i + 1) % group != 0 and i < n_layer // group * group for i in range(n_layer)]
+    h = begin(c, "bailingmoe3")
+    _mixed(c, h, has_state, conv=c.count("short_conv_kernel_size"), size=c.count("head_dim"))
+    n_dense, n_expert = c.count("first_k_dense_replace", least=0), c.count("num_experts", most=MOST_EXPERTS)
+    n_shared = c.count("num_shared_experts", default=1)
+    shared = c.count("moe_shared_expert_intermediate_size")
+    h.keys(
+        attention__value_length=c.count("v_head_dim"),
+        kda__safe_gate=True,
+        kda__gate_lower_bound=c.number("kda_lower_bound"),
+        expert_group_count=c.count("n_group"),
+        expert_group_used_count=c.count("topk_group"),
+        expert_shared_count=n_shared,
+        expert_shared_feed_forward_length=shared,
+        expert_weights_norm=c.flag("norm_topk_prob", True),
+        leading_dense_block_count=n_dense,
+    )
+    rope(c, h, h.number("rope.dimension_count"))
+    ends(c, h, tied=is_tied(c, False))
+    for i, is_linear in enumerate(has_state):
+        b = f"blk.{i}"
+        norms(h, b, n_embd, "attn_norm", "ffn_norm")
+        if is_linear:
+            _delta(c, h, b, rows=(1,))
+            for name in ("f", "g"):
+                h.weight(f"{b}.ssm_{name}_a", n_embd, n_head * h.number("kda.head_dim"))
+        else:
+            _attention(c, h, b)
+            h.weight(f"{b}.attn_gate", n_embd, n_head)
+        if i < n_dense:
+            feed_forward(c, h, b)
+        else:
+            experts(c, h, b, n_expert, c.count("moe_intermediate_size"), probability_bias=True)
+            feed_forward(c, h, b, shared, suffix="_shexp")
+    return h

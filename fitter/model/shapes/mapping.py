@@ -19,6 +19,7 @@ _Make = Callable[[Config], Header]
 KNOWN: dict[str, tuple[str, _Make]] = {
     "ApertusForCausalLM": ("apertus", variants.apertus),
     "ArceeForCausalLM": ("arcee", variants.arcee),
+    "BailingMoeV3ForCausalLM": ("bailing_hybrid", deepseek.bailing_moe3),
     "BertModel": ("bert", encoders.bert),
     "Cohere2ForCausalLM": ("cohere2", llama.cohere2),
     "CohereForCausalLM": ("cohere", llama.command_r),
