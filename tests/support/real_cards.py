@@ -49,12 +49,12 @@ class Load:
     gpus: tuple[str, ...]
     model: str
     header: str
-    file_bytes: int
     is_real: bool
     parameters: Mapping[str, Any]
     environment: Mapping[str, str]
     values: tuple[Value, ...]
     date: str = ""
+    file_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def measured(every: Sequence[Load], directory: Path) -> Iterator[tuple[Load, Bre
         # a process begins with the first question, in the environment of that moment
         with environment(variables), Worker() as worker:
             for load in (load for load in every if load.environment == variables):
-                path = write_model(load, directory)
-                yield load, fitter.measure(path, gpus=load.gpus, worker=worker, **load.parameters)
+                model = load.header if "://" in load.header else write_model(load, directory)
+                yield load, fitter.measure(model, gpus=load.gpus, worker=worker, **load.parameters)
 
 
 def compare(load: Load, breakdown: Breakdown) -> tuple[Compared, ...]:

@@ -212,8 +212,9 @@ NEWEST = {
     "qwen3.8-flash-next": (1224, 176_943_899_520),
 }
 """Tensors and weights. Of Qwen3.8-Flash-Next a test of a public project has the number of tensors of a real file, and a
-log of llama.cpp (issue 27680) says 284.33 B for DeepSeek V4 Flash. Those of Ling 3.0 Tiny are what the converter makes of the
-9,283 tensors of its files, which a check of the public project mllm lists. Of the others nothing published is known.
+log of llama.cpp (issue 27680) says 284.33 B for DeepSeek V4 Flash. Those of Ling 3.0 Tiny are what the converter makes
+of the 9,283 tensors of its files, which a check of the public project mllm lists. Of the others nothing published is
+known.
 """
 
 
