@@ -8,7 +8,6 @@ first on; the other rows judge it.
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,16 +56,6 @@ def drafted() -> list[Drafted]:
     own = [row for row in rows if "MTP" in row["model"] and row["gpu"] and row["depth"] not in ("", "0")]
     # the dimensions of step35 are not known; a least probability drafts less than the depth
     return [_drafted(row) for row in own if row["p_min"] == "0" and not row["model"].startswith("step35")]
-
-
-def fitted_on(every: Sequence[Drafted]) -> list[Drafted]:
-    """Return the rows that the constants are fitted on."""
-    return list(every[::2])
-
-
-def judged_by(every: Sequence[Drafted]) -> list[Drafted]:
-    """Return the rows that the constants are judged by."""
-    return list(every[1::2])
 
 
 def _drafted(row: dict[str, str]) -> Drafted:

@@ -61,16 +61,6 @@ def pairs() -> list[Pair]:
         return [_pair(row) for row in csv.DictReader(file)]
 
 
-def fitted_on(every: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs that the constants are fitted on."""
-    return list(every[::2])
-
-
-def judged_by(every: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs that the constants are judged by."""
-    return list(every[1::2])
-
-
 def in_order(every: Sequence[Pair], sums: SumCosts) -> int:
     """How many pairs are estimated in the order in which they were measured."""
     return sum((a > b) == (pair.layer > pair.tensor) for pair in every for a, b in [pair.estimated(sums)])

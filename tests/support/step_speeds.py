@@ -8,7 +8,6 @@ on every second line, from the first on; the other lines judge them.
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,16 +39,6 @@ def steps() -> list[Step]:
     """All rows, in the order of the file."""
     with FILE.open(newline="", encoding="utf-8") as file:
         return [_step(row) for row in csv.DictReader(file)]
-
-
-def fitted_on(every: Sequence[Step]) -> list[Step]:
-    """Return the rows that the constants are fitted on."""
-    return list(every[::2])
-
-
-def judged_by(every: Sequence[Step]) -> list[Step]:
-    """Return the rows that the constants are judged by."""
-    return list(every[1::2])
 
 
 def _step(row: dict[str, str]) -> Step:

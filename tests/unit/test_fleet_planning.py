@@ -88,19 +88,12 @@ def test_what_is_evicted_costs_least() -> None:
     assert (mask_of([0, 1]), 0) not in after
 
 
-def test_two_models_in_turns_are_loaded_for_half_of_the_requests() -> None:
-    runs = Runs(Rules(members(1, 1), CARD), [way(1, 4, CUDA0=6), way(2, 8, CUDA0=6)])
+@named_cases(("two models in turns", 1, 0.5), ("once a session", 5, 0.1))
+def test_models_are_loaded_for_a_part_of_the_requests(in_a_row: int, misses: float) -> None:
+    runs = Runs(Rules(members(1, 1), CARD, in_a_row=in_a_row), [way(1, 4, CUDA0=6), way(2, 8, CUDA0=6)])
     residency = runs.best()
-    assert residency.misses == pytest.approx((0.5, 0.5))
-    assert residency.seconds == pytest.approx(0.5 * (1 + 2) + 0.5 * 0.5 * (4 + 8))
-
-
-def test_models_in_sessions_are_loaded_once_a_session() -> None:
-    rules = Rules(members(1, 1), CARD, in_a_row=5)
-    runs = Runs(rules, [way(1, 4, CUDA0=6), way(2, 8, CUDA0=6)])
-    residency = runs.best()
-    assert residency.misses == pytest.approx((0.1, 0.1))
-    assert residency.seconds == pytest.approx(0.5 * (1 + 2) + 0.5 * 0.1 * (4 + 8))
+    assert residency.misses == pytest.approx((misses, misses))
+    assert residency.seconds == pytest.approx(0.5 * (1 + 2) + 0.5 * misses * (4 + 8))
 
 
 def test_the_order_of_a_log_decides_what_is_together() -> None:

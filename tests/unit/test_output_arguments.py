@@ -218,17 +218,14 @@ def test_unsafe_arguments(argument: str, is_safe: bool) -> None:
 LINE = ["-c", "4096", "-ot", "^blk.(1|2|3).ffn_(up|gate)_exps.weight$=CPU,blk[.][0-9]+[.]ffn_.*_exps=CUDA0"]
 
 
-@cases("bash", "sh")
-def test_the_plain_line_survives_command_substitution(shell: str, tmp_path: Path) -> None:
-    script = "printf '%s\\n' $(printf '%s\\n' \"$LINE\")"
+@cases(
+    ("bash", "printf '%s\\n' $(printf '%s\\n' \"$LINE\")"),
+    ("sh", "printf '%s\\n' $(printf '%s\\n' \"$LINE\")"),
+    ("sh", "printf '%s\\n' \"$LINE\" | xargs printf '%s\\n'"),
+)
+def test_the_plain_line_survives_command_substitution_and_xargs(shell: str, script: str, tmp_path: Path) -> None:
     environment = {**os.environ, "LINE": command_line(LINE, quoted=False)}
     assert _lines([shell, "-c", script], tmp_path, environment) == LINE
-
-
-def test_the_plain_line_survives_xargs(tmp_path: Path) -> None:
-    script = "printf '%s\\n' \"$LINE\" | xargs printf '%s\\n'"
-    environment = {**os.environ, "LINE": command_line(LINE, quoted=False)}
-    assert _lines(["sh", "-c", script], tmp_path, environment) == LINE
 
 
 def test_the_quoted_line_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
