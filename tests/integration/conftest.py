@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fitter.llama.client import Worker
+from fitter.llama.processes import interpreter
 from tests.formats import upstream
 from tests.support.browser import chromium, find, is_needed
+from tests.support.ranges import in_clean_environment
 from tools import shapes
 from tools.tiny import TINY_MOE, write_tiny
 
@@ -69,3 +71,21 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make an empty directory for the models of a file."""
     return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def clean_environment() -> Iterator[None]:
+    """No proxies and no tokens of whoever runs the tests."""
+    with in_clean_environment():
+        yield
+
+
+@pytest.fixture
+def sabotage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the command ``host`` of a worker do what the variable ``SABOTAGE`` says first."""
+    prelude = (
+        "import os, time, ctypes; from fitter.llama.worker.worker import Session; host = Session.host; "
+        "Session.host = lambda self: (exec(os.environ.get('SABOTAGE', '')), host(self))[1]; "
+    )
+    start, _, rest = interpreter.BOOT.partition("from {module}")
+    monkeypatch.setattr(interpreter, "BOOT", start + prelude + "\nfrom {module}" + rest)

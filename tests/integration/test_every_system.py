@@ -23,7 +23,6 @@ from fitter import system
 from fitter.cli import main
 from fitter.errors import LlamaCppCrashError, WorkerError
 from fitter.llama.client import Worker
-from fitter.llama.processes import interpreter
 from fitter.machine.gpu import parse_gpus
 from tests.support import full_disk as full_disk_support
 from tests.support.cases import cases, named_cases
@@ -304,18 +303,6 @@ def test_a_reader_that_is_gone(folder: Path) -> None:
 
 
 # --- workers
-
-
-@pytest.fixture
-def sabotage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Makes the command ``host`` do what the environment says first."""
-    prelude = (
-        "import os, time; from fitter.llama.worker.worker import Session; host = Session.host; "
-        "Session.host = lambda self: (exec(os.environ.get('SABOTAGE', '')), host(self))[1]; "
-    )
-    start, _, rest = interpreter.BOOT.partition("from {module}")
-    monkeypatch.setattr(interpreter, "BOOT", start + prelude + "\nfrom {module}" + rest)
-    yield
 
 
 @pytest.mark.usefixtures("sabotage")

@@ -120,11 +120,6 @@ SPILLED = plan_with(
 """Every parameter at another value than llama.cpp's default, but the one that has no environment variable."""
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def said(plan: Plan) -> Params:
     """The parameters of ``plan`` as llama.cpp's options can say them: other words for the same."""
     params = plan.params
@@ -353,10 +348,10 @@ FLAGS = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_fitted_plan_in_every_format(case: str, reader: Path, models: Path, tmp_path: Path) -> None:
+def test_a_fitted_plan_in_every_format(case: str, reader: Path, directory: Path, tmp_path: Path) -> None:
     shape, specs, pins = CASES[case]
     gpus = () if specs == ("none",) else parse_gpus(specs)
-    model = shapes.write(shape, models)
+    model = shapes.write(shape, directory)
     plan = fitter.fit(model, gpus=specs, **pins)
     assert plan.fits
     words = plan.arguments()

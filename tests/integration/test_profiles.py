@@ -26,11 +26,6 @@ from tools.oracle import operations
 from tools.tiny import write_tiny
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def reserved(path: Path, card: VirtualDevice, params: Params) -> int:
     with Worker([card]) as worker:
         return worker.measure(path, params).on(card.name).compute
@@ -41,9 +36,9 @@ TOKENS_WITHOUT_COPIES = {610: 2, 700: 0, 750: 1, 860: 1, 890: 2, 900: 2, 1200: 2
 
 
 @pytest.mark.parametrize(("compute_capability", "most"), TOKENS_WITHOUT_COPIES.items())
-def test_how_many_tokens_need_no_copy_of_the_cache(models: Path, compute_capability: int, most: int) -> None:
+def test_how_many_tokens_need_no_copy_of_the_cache(directory: Path, compute_capability: int, most: int) -> None:
     card = VirtualDevice("CUDA0", "Card", "cuda", compute_capability, MEMORY, MEMORY)
-    path = write_model("llama31-8b", models)
+    path = write_model("llama31-8b", directory)
     copies = 2 * 32768 * 1024 * 2
     for n_ubatch in (1, 2, 3):
         params = Params(n_ctx=32768, n_ubatch=n_ubatch, type_k="q8_0", type_v="q8_0")
@@ -63,11 +58,11 @@ ON_AMD = {
 
 
 @pytest.mark.parametrize(("model", "architecture"), ON_AMD)
-def test_how_many_tokens_need_no_copy_of_the_cache_on_amd(models: Path, model: str, architecture: str) -> None:
+def test_how_many_tokens_need_no_copy_of_the_cache_on_amd(directory: Path, model: str, architecture: str) -> None:
     card = VirtualDevice("ROCm0", "Card", "rocm", capability(architecture), MEMORY, MEMORY)
     cache = {"type_k": "q8_0", "type_v": "q8_0", "swa_full": True}
     sizes = [
-        reserved(write_model(model, models), card, Params(n_ctx=131072, n_ubatch=n_ubatch, **cache))  # type: ignore[arg-type]
+        reserved(write_model(model, directory), card, Params(n_ctx=131072, n_ubatch=n_ubatch, **cache))  # type: ignore[arg-type]
         for n_ubatch in (1, 2, 3)
     ]
     # The copies are most of what the largest of them takes.

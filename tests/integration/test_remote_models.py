@@ -27,19 +27,14 @@ from fitter.planning.request.request import Progress
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import SECONDS, until
-from tests.support.ranges import FileServer, Request, in_clean_environment, serving
+from tests.support.ranges import FileServer, Request, serving
 from tools import shapes
 from tools.tiny import write_tiny
 
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = ["4x 31600MiB", "2x 23688MiB", "2x 48270MiB"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def environment() -> Iterator[None]:
-    """No proxies and no tokens of whoever runs the tests."""
-    with in_clean_environment():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -21,22 +21,17 @@ from fitter.errors import ModelError, UsageError
 from fitter.model.files import remote_files, stored_headers
 from tests.support.cases import cases, named_cases
 from tests.support.hub import Hub, hub_of
-from tests.support.ranges import Request, in_clean_environment
+from tests.support.ranges import Request
 from tools import shapes
 from tools.tiny import TINY_MOE, write_tiny
 from tools.tiny_lora import write_lora
 from tools.tiny_projector import write_projector
 
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "s3cr3t"
 SERVER = ("--for", "llama-server")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def environment() -> Iterator[None]:
-    """No proxies and no tokens of whoever runs the tests."""
-    with in_clean_environment():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from fitter.errors import (
 )
 from fitter.llama.client import Worker
 from fitter.llama.header.read_header import MOST_TEXT
-from fitter.llama.processes import interpreter, memory_limit
+from fitter.llama.processes import memory_limit
 from fitter.llama.types import Array, Params, VirtualDevice
 from tests.support.cases import cases, named_cases
 from tests.support.patience import SECONDS, until, with_more_time
@@ -77,18 +77,6 @@ def alive(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
-
-
-@pytest.fixture
-def sabotage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Makes the command ``host`` do what the environment says first, in native code as llama.cpp would."""
-    prelude = (
-        "import os, ctypes; from fitter.llama.worker.worker import Session; host = Session.host; "
-        "Session.host = lambda self: (exec(os.environ.get('SABOTAGE', '')), host(self))[1]; "
-    )
-    start, _, rest = interpreter.BOOT.partition("from {module}")
-    monkeypatch.setattr(interpreter, "BOOT", start + prelude + "\nfrom {module}" + rest)
-    yield
 
 
 # --- answers
