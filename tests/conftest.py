@@ -92,6 +92,7 @@ SLOW = {
     "test_conversations": ("a larger card", "checkpoints, several", "weights once"),
     "test_planning_search_order": ("slower-on-fewer",),
     "test_pools": ("by_hand[m3-max", "by_hand[radeon", "by_hand[m1:", "by_hand[jetson"),
+    "test_programs": ("the_server_keeps[all on the host", "the_server_keeps[a cache on the host"),
     "test_profile_tables": ("says[vulkan", "says[cuda published", "[rocm"),
     "test_random_words": ("[70]", "[10]", "[60]", "[20]"),
     "test_regression": ("costs_memory[a smaller device", "costs_memory[a tensor"),
@@ -100,8 +101,8 @@ SLOW = {
     "test_repositories": ("every_model_of_a_repository",),
     "test_search_properties": (
         *("[21]", "[54]", "[252]", "[9]", "[LlamaCppCrashError", "[306", "[1100"),
-        *("[47", "[33", "[5]", "more[900", "more[954", "takes_the_last_layer"),
-        "is_off_where",
+        *("[47", "[33", "[5]", "more[900", "more[954", "takes_the_last_layer", "is_off_where"),
+        *("drawn_now", "[flash attention lets one", "[without-flash", "[attention-before"),
     ),
     "test_sequence_states": ("[b9842", "[v0.4.0", "[b10361", "writes[MoE", "writes[positions", "[SWA"),
     "test_serve": ("can_use_it[dark-390",),
