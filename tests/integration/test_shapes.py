@@ -33,7 +33,7 @@ from fitter.model.header import open_model
 from fitter.model.shapes import catalogue, shape_files
 from fitter.model.shapes.mapping import header_of
 from fitter.model.shapes.shape_addresses import wanted
-from fitter.model.shapes.shape_header import Header
+from fitter.model.shapes.shape_header import ShapeHeader
 from fitter.planning.speed.model_facts import facts_of
 from fitter.planning.speed.work import resized_layout
 from fitter.storage.folders import cache_folder
@@ -66,11 +66,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
-def made_of(name: str, **others: Any) -> Header:
+def made_of(name: str, **others: Any) -> ShapeHeader:
     return header_of({**catalogue.published(name).config, **others}, name)
 
 
-def written(header: Header, path: Path) -> Path:
+def written(header: ShapeHeader, path: Path) -> Path:
     with path.open("wb") as file:
         write(file, header.metadata, header.tensors)
     return path
@@ -106,7 +106,7 @@ def sample() -> list[Any]:
 
 @pytest.mark.parametrize("header", sample())
 def test_llama_cpp_finds_every_tensor_and_leaves_none(
-    header: Header, worker: Worker, log: list[str], tmp_path: Path
+    header: ShapeHeader, worker: Worker, log: list[str], tmp_path: Path
 ) -> None:
     path = written(header, tmp_path / "x.gguf")
     log.clear()
@@ -225,7 +225,7 @@ def test_qwen3_coder_has_the_tensors_of_the_known_qwen3() -> None:
     assert header.number("context_length") == 262144
 
 
-def compare(header: Header, tensors: tuple[shapes.Tensor, ...], n_layer: int) -> None:
+def compare(header: ShapeHeader, tensors: tuple[shapes.Tensor, ...], n_layer: int) -> None:
     """Names and shapes are equal, and so are the types of what is never quantized."""
     assert header.number("block_count") == n_layer
     mine = {each.name: (each.shape, each.type == "f32") for each in header.tensors}
@@ -245,7 +245,7 @@ def numbers(known: shapes.Shape) -> set[tuple[str, str]]:
 SIZES = (".block_count", ".embedding_length", ".attention.head_count", ".expert_count", ".expert_used_count")
 
 
-def architecture_and_numbers(header: Header) -> set[tuple[str, str]]:
+def architecture_and_numbers(header: ShapeHeader) -> set[tuple[str, str]]:
     return {(key.removeprefix(header.architecture), str(value)) for key, value in header.metadata.items()}
 
 
@@ -256,7 +256,7 @@ LOADS: tuple[dict[str, Any], ...] = (
 
 
 def compare_bytes(
-    header: Header, known: Path, tensors: tuple[shapes.Tensor, ...], worker: Worker, tmp_path: Path
+    header: ShapeHeader, known: Path, tensors: tuple[shapes.Tensor, ...], worker: Worker, tmp_path: Path
 ) -> None:
     """A file of the shape, each tensor of the type that the known file has, takes what the known file takes."""
     types = {each.name: each.type for each in tensors}
@@ -344,7 +344,7 @@ def test_file_types_are_those_of_upstreams_snapshots(
         assert {tensor: kind for tensor, kind in types.items() if kind != default} == snapshot.others[file_type]
 
 
-def figures(snapshot: Snapshot, header: Header) -> None:
+def figures(snapshot: Snapshot, header: ShapeHeader) -> None:
     known = {"n_embd": "embedding_length", "n_layer": "block_count", "n_head": "attention.head_count"}
     assert {key: header.number(name) for key, name in known.items()} == {key: snapshot.figures[key] for key in known}
     assert snapshot.figures["n_vocab"] in (0, header.number("vocab_size"))

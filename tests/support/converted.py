@@ -24,7 +24,7 @@ from typing import Any
 from fitter.llama.header.gguf_writer import Tensor
 from fitter.model.shapes import catalogue
 from fitter.model.shapes.mapping import KNOWN
-from fitter.model.shapes.shape_header import Header
+from fitter.model.shapes.shape_header import ShapeHeader
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHERWISE = ("glm-5.2", "glm-5.3", "qwen3-reranker-0.6b", "qwen3-vl-235b-a22b", "qwen3-vl-30b-a3b")
@@ -45,7 +45,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
-def trunk(header: Header) -> tuple[Tensor, ...]:
+def trunk(header: ShapeHeader) -> tuple[Tensor, ...]:
     """The tensors of a shape that are not of layers for multi-token prediction."""
     n_layer = header.number("block_count") - header.number("nextn_predict_layers")
     return tuple(each for each in header.tensors if _layer(each.name) < n_layer)

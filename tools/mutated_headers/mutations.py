@@ -11,7 +11,7 @@ from pathlib import Path
 from fitter.llama.header.gguf_writer import write
 from fitter.model.shapes import catalogue
 from fitter.model.shapes.mapping import header_of
-from fitter.model.shapes.shape_header import Header
+from fitter.model.shapes.shape_header import ShapeHeader
 from fitter.model.tensors import layer_of
 from tools.mutated_headers.fields import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, UINT64, Entry, Walk
 from tools.mutated_headers.fields import packed as value
@@ -109,7 +109,7 @@ def sources(directory: Path, architectures: Sequence[str] = ARCHITECTURES) -> di
     return found
 
 
-def _fewer_layers(made: Header) -> Header:
+def _fewer_layers(made: ShapeHeader) -> ShapeHeader:
     """The same with ``_LAYERS`` layers, where it has more and none for multi-token prediction."""
     n_layer = made.number("block_count")
     if n_layer <= _LAYERS or made.number("nextn_predict_layers"):

@@ -6,19 +6,19 @@ import math
 from collections.abc import Sequence
 
 from fitter.model.shapes.config import MOST_EXPERTS, MOST_LAYERS, Config
-from fitter.model.shapes.shape_header import Header
+from fitter.model.shapes.shape_header import ShapeHeader
 
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f16"}
 """The converter's type of matrices, by their published type."""
 
 
-def begin(c: Config, architecture: str) -> Header:
+def begin(c: Config, architecture: str) -> ShapeHeader:
     """Start a header whose matrices have the converter's type."""
     dtype = c.text("torch_dtype", c.text("dtype", "bfloat16"))
     c.value("dtype")
     if dtype not in _DTYPES:
         raise c.unknown(f"torch_dtype '{dtype}'")
-    return Header(architecture, _DTYPES[dtype])
+    return ShapeHeader(architecture, _DTYPES[dtype])
 
 
 def layers(c: Config) -> int:
@@ -43,7 +43,7 @@ def heads(c: Config) -> tuple[int, int, int]:
     return n_head, n_head_kv, c.count("head_dim", default=max(1, n_embd // n_head), most=1 << 16)
 
 
-def dimensions(c: Config, h: Header, *, n_layer: int | None = None, eps: str = "layer_norm_rms_epsilon") -> None:
+def dimensions(c: Config, h: ShapeHeader, *, n_layer: int | None = None, eps: str = "layer_norm_rms_epsilon") -> None:
     """Write the metadata that nearly every architecture has."""
     n_head, n_head_kv, head = heads(c)
     h.keys(
@@ -71,7 +71,7 @@ _YARN = {
 }
 
 
-def rope(c: Config, h: Header, size: int, known: Sequence[str] = ("default", "llama3", "linear", "yarn")) -> None:
+def rope(c: Config, h: ShapeHeader, size: int, known: Sequence[str] = ("default", "llama3", "linear", "yarn")) -> None:
     """Write the metadata of rope, and the tensors of its factors; ``size`` elements of a head are rotated."""
     part = rope_part(c)
     theta = c.number("rope_theta", "rotary_emb_base", default=0.0)
@@ -128,7 +128,7 @@ def sections(c: Config) -> list[int]:
     return [*said.counts("mrope_section", len(numbers)), 0, 0, 0, 0][:4] if numbers else []
 
 
-def routed(c: Config, h: Header) -> tuple[int, int]:
+def routed(c: Config, h: ShapeHeader) -> tuple[int, int]:
     """Write the metadata of routed experts; return their number and width."""
     n_expert = c.count("num_local_experts", "num_experts", "n_routed_experts", most=MOST_EXPERTS)
     n_ff = c.count("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
@@ -157,7 +157,7 @@ def is_tied(c: Config, default: bool) -> bool:
     return c.flag("tie_word_embeddings", default)
 
 
-def ends(c: Config, h: Header, *, tied: bool, bias: bool = False, norm_bias: bool = False) -> None:
+def ends(c: Config, h: ShapeHeader, *, tied: bool, bias: bool = False, norm_bias: bool = False) -> None:
     """Add the token embedding, and the output with its norm."""
     n_embd, n_vocab = c.count("hidden_size", "n_embd", "d_model"), c.count("vocab_size")
     h.weight("token_embd", n_embd, n_vocab)
@@ -172,7 +172,7 @@ def ends(c: Config, h: Header, *, tied: bool, bias: bool = False, norm_bias: boo
 
 def attention(
     c: Config,
-    h: Header,
+    h: ShapeHeader,
     b: str,
     *,
     qkv_bias: bool = False,
@@ -213,7 +213,7 @@ def attention(
 
 def feed_forward(
     c: Config,
-    h: Header,
+    h: ShapeHeader,
     b: str,
     n_ff: int | None = None,
     *,
@@ -235,7 +235,7 @@ def feed_forward(
 
 
 def experts(
-    c: Config, h: Header, b: str, n_expert: int, n_ff: int, *, gated: bool = True, probability_bias: bool = False
+    c: Config, h: ShapeHeader, b: str, n_expert: int, n_ff: int, *, gated: bool = True, probability_bias: bool = False
 ) -> None:
     """Add routed experts with their router to the layer ``b``; ``probability_bias``: a bias corrects the router."""
     n_embd = c.count("hidden_size")
@@ -247,7 +247,7 @@ def experts(
         h.bias(f"{b}.exp_probs_b", n_expert)
 
 
-def norms(h: Header, b: str, n_embd: int, *names: str, bias: bool = False) -> None:
+def norms(h: ShapeHeader, b: str, n_embd: int, *names: str, bias: bool = False) -> None:
     """Add norms to the layer ``b``."""
     for name in names:
         h.weight(f"{b}.{name}", n_embd)

@@ -19,34 +19,34 @@ from fitter.model.shapes.common import (
 )
 from fitter.model.shapes.config import MOST_EXPERTS, Config
 from fitter.model.shapes.moe import SIGMOID, SOFTMAX, predictor
-from fitter.model.shapes.shape_header import Header
+from fitter.model.shapes.shape_header import ShapeHeader
 
 
-def deepseek2(c: Config) -> Header:
+def deepseek2(c: Config) -> ShapeHeader:
     """DeepSeek V2, V2-Lite, V3, R1 and V3.1, and Kimi K2; their layers for multi-token prediction are not converted."""
     c.value("num_nextn_predict_layers")
     return _latent(c, "deepseek2", next_layers=0)
 
 
-def glm_lite(c: Config) -> Header:
+def glm_lite(c: Config) -> ShapeHeader:
     """GLM-4.7-Flash, with layers for multi-token prediction."""
     c.must_be("partial_rotary_factor", 1, 1.0)
     return _latent(c, "deepseek2", next_layers=following(c))
 
 
-def glm_dsa(c: Config) -> Header:
+def glm_dsa(c: Config) -> ShapeHeader:
     """GLM-5, whose attention first searches for relevant tokens, with layers for multi-token prediction."""
     c.value("indexer_rope_interleave", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
     c.value("index_share_for_mtp_iteration")
     return _latent(c, "glm-dsa", next_layers=following(c), indexed=True)
 
 
-def deepseek32(c: Config) -> Header:
+def deepseek32(c: Config) -> ShapeHeader:
     """DeepSeek V3.2, whose attention first searches for relevant tokens, with layers for multi-token prediction."""
     return _latent(c, "deepseek32", next_layers=following(c), indexed=True)
 
 
-def _latent(c: Config, architecture: str, *, next_layers: int, indexed: bool = False) -> Header:
+def _latent(c: Config, architecture: str, *, next_layers: int, indexed: bool = False) -> ShapeHeader:
     c.must_be("hidden_act", "silu")
     c.must_be("attention_bias", False)
     c.must_be("moe_layer_freq", 1)
@@ -106,14 +106,14 @@ def _latent(c: Config, architecture: str, *, next_layers: int, indexed: bool = F
     return h
 
 
-def _experts(c: Config, h: Header, b: str) -> None:
+def _experts(c: Config, h: ShapeHeader, b: str) -> None:
     n_ff, n_shared = c.count("moe_intermediate_size"), c.count("n_shared_experts", default=0, least=0)
     experts(c, h, b, c.count("n_routed_experts"), n_ff, probability_bias=_expert_weighting(c)[1])
     if n_shared:
         feed_forward(c, h, b, n_shared * n_ff, suffix="_shexp")
 
 
-def _attention(c: Config, h: Header, b: str) -> None:
+def _attention(c: Config, h: ShapeHeader, b: str) -> None:
     n_embd, n_head, q_rank = c.count("hidden_size"), c.count("num_attention_heads"), h.number("attention.q_lora_rank")
     kv_rank, plain = c.count("kv_lora_rank"), c.count("qk_nope_head_dim")
     turned = c.count("qk_rope_head_dim", least=0)
@@ -151,7 +151,7 @@ def _leading_dense(c: Config, n_layer: int) -> int:
     return n_dense
 
 
-def _indexer(c: Config, h: Header, n_layer: int) -> None:
+def _indexer(c: Config, h: ShapeHeader, n_layer: int) -> None:
     """Write the metadata of the search for relevant tokens."""
     h.keys(
         attention__indexer__head_count=c.count("index_n_heads"),
@@ -162,7 +162,7 @@ def _indexer(c: Config, h: Header, n_layer: int) -> None:
         h.key("attention.indexer.types", [each == "full" for each in kinds])
 
 
-def _index(c: Config, h: Header, b: str, q_rank: int) -> None:
+def _index(c: Config, h: ShapeHeader, b: str, q_rank: int) -> None:
     n_embd, n_head, size = c.count("hidden_size"), c.count("index_n_heads"), c.count("index_head_dim")
     h.weight(f"{b}.indexer.attn_k", n_embd, size)
     h.weight(f"{b}.indexer.attn_q_b", q_rank, n_head * size)
@@ -177,7 +177,7 @@ _OF_FP8 = "q8_0"
 """What the converter makes of DeepSeek V4's matrices in FP8."""
 
 
-def deepseek4(c: Config) -> Header:
+def deepseek4(c: Config) -> ShapeHeader:
     """DeepSeek V4, published with experts in MXFP4 and most other matrices in FP8.
 
     Its layer for multi-token prediction makes a file of its own.
@@ -268,7 +268,7 @@ def _turned(c: Config) -> int:
     return c.count("qk_rope_head_dim", most=c.count("head_dim"))
 
 
-def _compressor(h: Header, name: str, n_embd: int, size: int, ratio: int) -> None:
+def _compressor(h: ShapeHeader, name: str, n_embd: int, size: int, ratio: int) -> None:
     """Add what makes one vector of ``ratio`` tokens; with few tokens, of those before them too."""
     rows = 2 * size if ratio == 4 else size
     h.weight(f"{name}_kv", n_embd, rows)
@@ -277,7 +277,7 @@ def _compressor(h: Header, name: str, n_embd: int, size: int, ratio: int) -> Non
     h.weight(f"{name}_norm", size)
 
 
-def _streams(h: Header, b: str, n_embd: int, n_stream: int) -> None:
+def _streams(h: ShapeHeader, b: str, n_embd: int, n_stream: int) -> None:
     """Add what mixes the streams of residuals (hyper-connections) of a layer."""
     n_mix = (2 + n_stream) * n_stream
     for name in ("attn", "ffn"):
@@ -286,7 +286,7 @@ def _streams(h: Header, b: str, n_embd: int, n_stream: int) -> None:
         h.weight(f"{b}.hc_{name}_scale", 3)
 
 
-def _streams_and_clamps(c: Config, h: Header, n_layer: int) -> None:
+def _streams_and_clamps(c: Config, h: ShapeHeader, n_layer: int) -> None:
     clamps = [c.number("swiglu_limit")] * n_layer
     h.keys(
         hyper_connection__count=c.count("hc_mult", most=64),
@@ -300,7 +300,7 @@ def _streams_and_clamps(c: Config, h: Header, n_layer: int) -> None:
 _SPARSE, _LINEAR = "deepseek_sparse_attention", "linear_attention"
 
 
-def glm5_next(c: Config) -> Header:
+def glm5_next(c: Config) -> ShapeHeader:
     """GLM-5.3-Flash: three layers of four have a state, the fourth searches for relevant tokens."""
     c.must_be("hidden_act", "silu")
     c.must_be("attention_bias", False)
@@ -359,7 +359,7 @@ def glm5_next(c: Config) -> Header:
     return h
 
 
-def kimi_k3(c: Config) -> Header:
+def kimi_k3(c: Config) -> ShapeHeader:
     """The text part of Kimi K3: experts between smaller vectors, in MXFP4, and residuals over several layers."""
     c.must_be("hidden_act", "situ")
     c.must_be("mla_use_nope", True)
@@ -416,7 +416,7 @@ def kimi_k3(c: Config) -> Header:
     return h
 
 
-def _linear_part(c: Config, h: Header, has_state: Sequence[bool]) -> None:
+def _linear_part(c: Config, h: ShapeHeader, has_state: Sequence[bool]) -> None:
     """Write the metadata of models that describe their layers with a state in an object."""
     part = c.part("linear_attn_config")
     if part is None:
@@ -427,7 +427,7 @@ def _linear_part(c: Config, h: Header, has_state: Sequence[bool]) -> None:
     h.key("kda.gate_lower_bound", part.number("gate_lower_bound") if part.has("gate_lower_bound") else None)
 
 
-def _mixed(c: Config, h: Header, has_state: Sequence[bool], *, conv: int, size: int) -> None:
+def _mixed(c: Config, h: ShapeHeader, has_state: Sequence[bool], *, conv: int, size: int) -> None:
     """Write the metadata of models with latent attention in some layers and a state in the others."""
     kv_rank, turned, plain = c.count("kv_lora_rank"), c.count("qk_rope_head_dim", least=0), c.count("qk_nope_head_dim")
     n_expert = c.count("n_routed_experts", "num_experts", most=MOST_EXPERTS)
@@ -457,7 +457,7 @@ def _mixed(c: Config, h: Header, has_state: Sequence[bool], *, conv: int, size: 
     )
 
 
-def _delta(c: Config, h: Header, b: str, *, rows: tuple[int, ...] = ()) -> None:
+def _delta(c: Config, h: ShapeHeader, b: str, *, rows: tuple[int, ...] = ()) -> None:
     """Add a layer with a state that decays by channel (KDA), but for its gates; ``rows``: first sizes of ``ssm_a``."""
     n_embd, n_head = c.count("hidden_size"), c.count("num_attention_heads")
     size, conv = h.number("kda.head_dim"), h.number("ssm.conv_kernel")
@@ -472,12 +472,12 @@ def _delta(c: Config, h: Header, b: str, *, rows: tuple[int, ...] = ()) -> None:
     h.weight(f"{b}.attn_output", inner, n_embd)
 
 
-def _low_rank(h: Header, name: str, n_embd: int, inner: int) -> None:
+def _low_rank(h: ShapeHeader, name: str, n_embd: int, inner: int) -> None:
     h.weight(f"{name}_a", n_embd, h.number("kda.head_dim"))
     h.weight(f"{name}_b", h.number("kda.head_dim"), inner)
 
 
-def bailing_moe3(c: Config) -> Header:
+def bailing_moe3(c: Config) -> ShapeHeader:
     """Ling 3.0: three layers of four have a state."""
     c.must_be("hidden_act", "silu")
     c.must_be("use_qkv_bias", False)

@@ -5,24 +5,24 @@ from __future__ import annotations
 from fitter.model.shapes.common import attention, begin, dimensions, every, feed_forward, layers, norms
 from fitter.model.shapes.config import Config
 from fitter.model.shapes.llama import FULL, SLIDING
-from fitter.model.shapes.shape_header import Header
+from fitter.model.shapes.shape_header import ShapeHeader
 
 _MEAN = 1
 """llama.cpp's number for the mean of all tokens' embeddings."""
 
 
-def bert(c: Config) -> Header:
+def bert(c: Config) -> ShapeHeader:
     """BERT, such as bge and E5 in English."""
     return _bert(c, c.count("max_position_embeddings"))
 
 
-def roberta(c: Config) -> Header:
+def roberta(c: Config) -> ShapeHeader:
     """RoBERTa and XLM-RoBERTa, such as bge-m3 and E5 in many languages; their first positions are unused."""
     unused = c.count("pad_token_id", default=1, least=0) + 1
     return _bert(c, c.count("max_position_embeddings", least=unused + 1) - unused)
 
 
-def roberta_rank(c: Config) -> Header:
+def roberta_rank(c: Config) -> ShapeHeader:
     """Rerankers on RoBERTa, such as bge-reranker-v2-m3, with a head that has a row for each label.
 
     The converter writes no pooling for them.
@@ -40,7 +40,7 @@ def roberta_rank(c: Config) -> Header:
     return h
 
 
-def _bert(c: Config, n_ctx: int) -> Header:
+def _bert(c: Config, n_ctx: int) -> ShapeHeader:
     c.must_be("hidden_act", "gelu")
     c.must_be("position_embedding_type", "absolute")
     c.value("gradient_checkpointing", "hidden_dropout_prob", "attention_probs_dropout_prob", "add_pooling_layer")
@@ -63,7 +63,7 @@ def _bert(c: Config, n_ctx: int) -> Header:
     return h
 
 
-def nomic_bert(c: Config) -> Header:
+def nomic_bert(c: Config) -> ShapeHeader:
     """nomic-embed-text; 1 and 1.5 were trained with 2048 tokens."""
     c.must_be("activation_function", "swiglu")
     c.must_be("moe_every_n_layers")
@@ -111,7 +111,7 @@ def nomic_bert(c: Config) -> Header:
     return h
 
 
-def modern_bert(c: Config) -> Header:
+def modern_bert(c: Config) -> ShapeHeader:
     """ModernBERT: two layers of three have a window."""
     c.must_be("hidden_activation", "gelu", "silu")
     for name in ("attention_bias", "mlp_bias", "norm_bias"):

@@ -18,12 +18,12 @@ from fitter.model.shapes.common import (
 )
 from fitter.model.shapes.config import MOST_EXPERTS, Config
 from fitter.model.shapes.llama import FULL, SLIDING
-from fitter.model.shapes.shape_header import Header
+from fitter.model.shapes.shape_header import ShapeHeader
 
 _GELU = ("gelu_pytorch_tanh", "gelu")
 
 
-def _start(c: Config, architecture: str) -> Header:
+def _start(c: Config, architecture: str) -> ShapeHeader:
     c.must_be("hidden_act", *_GELU)
     c.must_be("hidden_activation", *_GELU)
     c.must_be("attention_bias", False)
@@ -35,7 +35,7 @@ def _start(c: Config, architecture: str) -> Header:
     return h
 
 
-def gemma(c: Config) -> Header:
+def gemma(c: Config) -> ShapeHeader:
     """The first Gemma."""
     h = _start(c, "gemma")
     rope(c, h, heads(c)[2])
@@ -47,7 +47,7 @@ def gemma(c: Config) -> Header:
     return h
 
 
-def gemma2(c: Config) -> Header:
+def gemma2(c: Config) -> ShapeHeader:
     """Gemma 2: every other layer has a window."""
     _check_order(c, 2)
     h = _start(c, "gemma2")
@@ -60,7 +60,7 @@ def gemma2(c: Config) -> Header:
     return _with_four_norms(c, h, head_norm=False)
 
 
-def gemma3(c: Config) -> Header:
+def gemma3(c: Config) -> ShapeHeader:
     """Gemma 3, also the text part: five layers of six have a window."""
     c.must_be("attn_logit_softcapping")
     pattern = c.count("sliding_window_pattern", "_sliding_window_pattern", default=6)
@@ -84,7 +84,7 @@ def _check_order(c: Config, every_nth: int) -> None:
         raise c.unknown("another order of layers with and without a window than was published")
 
 
-def _thetas(c: Config, h: Header) -> tuple[float, float | None]:
+def _thetas(c: Config, h: ShapeHeader) -> tuple[float, float | None]:
     """Return the bases of rope, of layers without and with a window, and write its scaling."""
     part = rope_part(c)
     full, window = (part.part(FULL), part.part(SLIDING)) if part is not None else (None, None)
@@ -104,7 +104,7 @@ def _thetas(c: Config, h: Header) -> tuple[float, float | None]:
     )
 
 
-def _with_four_norms(c: Config, h: Header, *, head_norm: bool) -> Header:
+def _with_four_norms(c: Config, h: ShapeHeader, *, head_norm: bool) -> ShapeHeader:
     ends(c, h, tied=True)
     for i in range(layers(c)):
         b = f"blk.{i}"
@@ -114,7 +114,7 @@ def _with_four_norms(c: Config, h: Header, *, head_norm: bool) -> Header:
     return h
 
 
-def gemma3n(c: Config) -> Header:
+def gemma3n(c: Config) -> ShapeHeader:
     """Gemma 3n, whose layers have own embeddings and share caches."""
     n_layer, n_embd, n_vocab = layers(c), c.count("hidden_size"), c.count("vocab_size")
     c.must_be("altup_num_inputs", 4)
@@ -178,7 +178,7 @@ def gemma3n(c: Config) -> Header:
     return h
 
 
-def _gemma3n_layer(h: Header, b: str, n_embd: int, n_laurel: int) -> None:
+def _gemma3n_layer(h: ShapeHeader, b: str, n_embd: int, n_laurel: int) -> None:
     """Add the tensors of a layer that only Gemma 3n has."""
     norms(h, b, n_embd, "post_norm", "altup_router_norm", "altup_correct_scale", "laurel_post_norm")
     h.weight(f"{b}.altup_correct_coef", 4, 4)
@@ -188,7 +188,7 @@ def _gemma3n_layer(h: Header, b: str, n_embd: int, n_laurel: int) -> None:
     h.weight(f"{b}.laurel_r", n_laurel, n_embd)
 
 
-def gemma4(c: Config) -> Header:
+def gemma4(c: Config) -> ShapeHeader:
     """Gemma 4, whose layers without a window have larger heads, and some of which also have experts."""
     n_layer, n_embd, n_vocab = layers(c), c.count("hidden_size"), c.count("vocab_size")
     kinds = every(c, "layer_types", n_layer, (SLIDING, FULL))
@@ -262,7 +262,7 @@ def _gemma4_rope(c: Config) -> tuple[float, float]:
     return full.number("rope_theta"), window.number("rope_theta")
 
 
-def _gemma4_routes(c: Config, h: Header) -> bool:
+def _gemma4_routes(c: Config, h: ShapeHeader) -> bool:
     """Write the metadata of routed experts; return whether there are any."""
     c.value("num_experts", "moe_intermediate_size", "top_k_experts")
     if not c.flag("enable_moe_block", False):
@@ -276,7 +276,7 @@ def _gemma4_routes(c: Config, h: Header) -> bool:
     return True
 
 
-def _gemma4_experts(c: Config, h: Header, b: str) -> None:
+def _gemma4_experts(c: Config, h: ShapeHeader, b: str) -> None:
     n_embd, n_expert, n_ff = c.count("hidden_size"), c.count("num_experts"), c.count("moe_intermediate_size")
     h.weight(f"{b}.ffn_gate_inp", n_embd, n_expert)
     h.tensor(f"{b}.ffn_gate_inp.scale", n_embd)
@@ -287,7 +287,7 @@ def _gemma4_experts(c: Config, h: Header, b: str) -> None:
 
 
 def _gemma4_attention(
-    h: Header, b: str, n_embd: int, n_head: int, n_head_kv: int, head: int, *, shares: bool, same: bool
+    h: ShapeHeader, b: str, n_embd: int, n_head: int, n_head_kv: int, head: int, *, shares: bool, same: bool
 ) -> None:
     """Add attention; ``shares``: it has the keys and values of an earlier layer. ``same``: its values are its keys."""
     h.weight(f"{b}.attn_q", n_embd, n_head * head)

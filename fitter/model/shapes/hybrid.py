@@ -26,13 +26,13 @@ from fitter.model.shapes.common import (
 from fitter.model.shapes.config import Config
 from fitter.model.shapes.llama import FULL, granite, scales
 from fitter.model.shapes.moe import granite_moe, predictor
-from fitter.model.shapes.shape_header import Header
+from fitter.model.shapes.shape_header import ShapeHeader
 from fitter.model.shapes.states import ANY_CONTEXT, mamba2_layer
 
 LINEAR = "linear_attention"
 
 
-def qwen3next(c: Config) -> Header:
+def qwen3next(c: Config) -> ShapeHeader:
     """Qwen3-Next and Qwen3-Coder-Next; only the first has a layer for multi-token prediction.
 
     Neither file says so: the converter counts the layers in the weights.
@@ -45,17 +45,17 @@ def qwen3next(c: Config) -> Header:
     return _delta(c, "qwen3next", split=False, has_experts=True)
 
 
-def qwen35(c: Config) -> Header:
+def qwen35(c: Config) -> ShapeHeader:
     """The text part of Qwen3.5 and 3.6, dense."""
     return _delta(c, "qwen35", split=True, has_experts=False)
 
 
-def qwen35moe(c: Config) -> Header:
+def qwen35moe(c: Config) -> ShapeHeader:
     """The text part of Qwen3.5 and 3.6 with experts."""
     return _delta(c, "qwen35moe", split=True, has_experts=True)
 
 
-def _delta(c: Config, architecture: str, *, split: bool, has_experts: bool) -> Header:
+def _delta(c: Config, architecture: str, *, split: bool, has_experts: bool) -> ShapeHeader:
     """Gated delta nets in three layers of four; ``split``: alpha and beta have two tensors."""
     c.must_be("hidden_act", "silu")
     c.must_be("attention_bias", False)
@@ -111,7 +111,7 @@ def _delta(c: Config, architecture: str, *, split: bool, has_experts: bool) -> H
     return h
 
 
-def _delta_layer(c: Config, h: Header, b: str, *, split: bool) -> None:
+def _delta_layer(c: Config, h: ShapeHeader, b: str, *, split: bool) -> None:
     n_embd, n_v = c.count("hidden_size"), c.count("linear_num_value_heads")
     inner = c.count("linear_value_head_dim") * n_v
     wide = 2 * c.count("linear_key_head_dim") * c.count("linear_num_key_heads") + inner
@@ -126,7 +126,7 @@ def _delta_layer(c: Config, h: Header, b: str, *, split: bool) -> None:
     h.weight(f"{b}.ssm_out", inner, n_embd)
 
 
-def qwen4exp(c: Config) -> Header:
+def qwen4exp(c: Config) -> ShapeHeader:
     """The text part of Qwen3.8-Flash-Next: several streams of residuals, and one large table of n-grams.
 
     Its layer for multi-token prediction is not converted.
@@ -203,7 +203,7 @@ def qwen4exp(c: Config) -> Header:
     return h
 
 
-def _ngrams(c: Config, h: Header, at: list[int], wide: int) -> None:
+def _ngrams(c: Config, h: ShapeHeader, at: list[int], wide: int) -> None:
     """Add the table of n-grams, whose parts have the next prime numbers of rows, and the layer that reads it."""
     if len(at) != 1 or not 0 <= at[0] < layers(c):
         raise c.unknown("ple_layer_ids other than one layer")
@@ -241,7 +241,7 @@ def _primes(least: int, n: int) -> list[int]:
     return found
 
 
-def nemotron_h(c: Config) -> Header:
+def nemotron_h(c: Config) -> ShapeHeader:
     """Nemotron-H and Nemotron 3: each layer is a state, attention, or a feed-forward network, dense or with experts."""
     _check_nemotron(c)
     pattern = _pattern(c, "hybrid_override_pattern", "layers_block_type")
@@ -331,7 +331,7 @@ def _pattern(c: Config, name: str, listed: str) -> str:
     return c.text(name, "" if words is None else "".join(_LETTERS.get(each, "?") for each in words))
 
 
-def _nemotron_experts(c: Config, h: Header) -> None:
+def _nemotron_experts(c: Config, h: ShapeHeader) -> None:
     n_expert = c.count("n_routed_experts", most=1024)
     h.keys(
         expert_count=n_expert,
@@ -348,7 +348,7 @@ def _nemotron_experts(c: Config, h: Header) -> None:
     c.value("moe_shared_expert_overlap")
 
 
-def _nemotron_layer(c: Config, h: Header, b: str) -> None:
+def _nemotron_layer(c: Config, h: ShapeHeader, b: str) -> None:
     n_embd, n_expert, n_ff = c.count("hidden_size"), c.count("n_routed_experts"), c.count("moe_intermediate_size")
     latent = c.count("moe_latent_size", default=0, least=0)
     h.weight(f"{b}.ffn_gate_inp", n_embd, n_expert)
@@ -362,7 +362,7 @@ def _nemotron_layer(c: Config, h: Header, b: str) -> None:
     feed_forward(c, h, b, shared, gated=False, suffix="_shexp")
 
 
-def falcon_h1(c: Config) -> Header:
+def falcon_h1(c: Config) -> ShapeHeader:
     """Falcon-H1: each layer has a state and attention, side by side."""
     c.must_be("hidden_act", "silu")
     for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias", "mamba_rms_norm"):
@@ -398,7 +398,7 @@ def falcon_h1(c: Config) -> Header:
     return h
 
 
-def granite_hybrid(c: Config) -> Header:
+def granite_hybrid(c: Config) -> ShapeHeader:
     """Granite 4, with or without experts, and its models with attention in all layers."""
     c.must_be("hidden_act", "silu")
     for name in ("attention_bias", "mamba_proj_bias"):
@@ -458,7 +458,7 @@ def granite_hybrid(c: Config) -> Header:
     return h
 
 
-def _granite_without_state(c: Config, n_expert: int) -> Header:
+def _granite_without_state(c: Config, n_expert: int) -> ShapeHeader:
     """Models such as Granite 4.0 Micro, which the converter writes as Granite 3."""
     # parameters of layers with a state, which it does not have
     c.value("mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_n_heads")
@@ -472,7 +472,7 @@ def _granite_without_state(c: Config, n_expert: int) -> Header:
     return granite(c.replaced("intermediate_size", c.value("shared_intermediate_size")))
 
 
-def lfm2(c: Config) -> Header:
+def lfm2(c: Config) -> ShapeHeader:
     """LFM2, whose other layers have a short convolution."""
     c.must_be("conv_bias", False)
     c.must_be("block_use_swiglu", True)
@@ -510,7 +510,7 @@ def _lfm2_width(c: Config) -> int:
     return multiple * -(-n_ff // multiple)
 
 
-def ends_of_lfm2(c: Config, h: Header) -> None:
+def ends_of_lfm2(c: Config, h: ShapeHeader) -> None:
     """Add the embedding, which is the output too, and the norm that LFM2 names after it."""
     rope(c, h, heads(c)[2])
     if not is_tied(c, True):
@@ -520,7 +520,7 @@ def ends_of_lfm2(c: Config, h: Header) -> None:
     h.weight("token_embd_norm", n_embd)
 
 
-def _lfm2_layers(c: Config, h: Header) -> list[str]:
+def _lfm2_layers(c: Config, h: ShapeHeader) -> list[str]:
     kinds = every(c, "layer_types", layers(c), ("conv", FULL))
     indices = c.numbers("full_attn_idxs")
     if kinds is None and indices is not None:
@@ -533,7 +533,7 @@ def _lfm2_layers(c: Config, h: Header) -> list[str]:
     return kinds
 
 
-def _lfm2_layer(c: Config, h: Header, b: str, kind: str) -> None:
+def _lfm2_layer(c: Config, h: ShapeHeader, b: str, kind: str) -> None:
     n_embd = c.count("hidden_size")
     norms(h, b, n_embd, "attn_norm", "ffn_norm")
     if kind == FULL:
@@ -544,7 +544,7 @@ def _lfm2_layer(c: Config, h: Header, b: str, kind: str) -> None:
         h.weight(f"{b}.shortconv.out_proj", n_embd, n_embd)
 
 
-def lfm2moe(c: Config) -> Header:
+def lfm2moe(c: Config) -> ShapeHeader:
     """LFM2 with experts."""
     c.must_be("conv_bias", False)
     c.must_be("use_expert_bias", True)

@@ -22,7 +22,7 @@ from fitter.model.shapes.common import (
     sections,
 )
 from fitter.model.shapes.config import Config
-from fitter.model.shapes.shape_header import Header
+from fitter.model.shapes.shape_header import ShapeHeader
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -37,7 +37,7 @@ def dense(
     head_norm: bool = False,
     turned: float = 1.0,
     second_norm: str = "ffn_norm",
-) -> Header:
+) -> ShapeHeader:
     """A model with Llama's tensors, by default with only those biases that its file names.
 
     ``turned``: share of a head that rope rotates, if the file does not say.
@@ -66,19 +66,19 @@ def dense(
     return h
 
 
-def llama(c: Config) -> Header:
+def llama(c: Config) -> ShapeHeader:
     """Llama 2 to 3.3, Yi, SmolLM2, and other models that say that they are one of those."""
     c.must_be("mlp_type", "")
     return dense(c, "llama")
 
 
-def mistral(c: Config) -> Header:
+def mistral(c: Config) -> ShapeHeader:
     """Mistral 7B and those that followed; llama.cpp looks at all tokens, whatever the window."""
     c.value("sliding_window")
     return dense(c, "llama", qkv_bias=False, out_bias=False)
 
 
-def ministral(c: Config) -> Header:
+def ministral(c: Config) -> ShapeHeader:
     """The text part of Mistral Small 3.1 and Ministral 3."""
     c.value("sliding_window")
     h = dense(c, "mistral3", qkv_bias=False, out_bias=False)
@@ -89,7 +89,7 @@ def ministral(c: Config) -> Header:
     return h
 
 
-def qwen2(c: Config) -> Header:
+def qwen2(c: Config) -> ShapeHeader:
     """Qwen2, Qwen2.5 and QwQ."""
     _check_window(c)
     return dense(c, "qwen2", qkv_bias=True, out_bias=False)
@@ -99,7 +99,7 @@ _RANK = 4
 """llama.cpp's number for a score of the whole text."""
 
 
-def qwen3(c: Config) -> Header:
+def qwen3(c: Config) -> ShapeHeader:
     """Qwen3, dense. The converter knows its rerankers by their name, and gives them a head with two rows."""
     _check_window(c)
     c.must_be("attention_bias", False)
@@ -111,13 +111,13 @@ def qwen3(c: Config) -> Header:
     return h
 
 
-def qwen3vl(c: Config) -> Header:
+def qwen3vl(c: Config) -> ShapeHeader:
     """The text part of Qwen3-VL, whose first layers take features of images, too."""
     h = qwen3(c)
     return seeing(c, renamed(h, "qwen3vl"))
 
 
-def seeing(c: Config, h: Header) -> Header:
+def seeing(c: Config, h: ShapeHeader) -> ShapeHeader:
     """Add the metadata of an image part."""
     vision = c.part("vision_config")
     h.key("rope.dimension_sections", sections(c) or [0] * 4)
@@ -126,9 +126,9 @@ def seeing(c: Config, h: Header) -> Header:
     return h
 
 
-def renamed(h: Header, architecture: str) -> Header:
+def renamed(h: ShapeHeader, architecture: str) -> ShapeHeader:
     """Change the architecture of a header."""
-    other = Header(architecture, h.type)
+    other = ShapeHeader(architecture, h.type)
     for key, value in h.metadata.items():
         if key.startswith(f"{h.architecture}."):
             other.key(key.removeprefix(f"{h.architecture}."), value)
@@ -144,7 +144,7 @@ def _check_window(c: Config) -> None:
         raise c.unknown("use_sliding_window true")
 
 
-def internlm2(c: Config) -> Header:
+def internlm2(c: Config) -> ShapeHeader:
     """InternLM2 and 2.5, whose dynamic scaling of rope is not in the file."""
     c.must_be("bias", False)
     c.value("attn_implementation")
@@ -155,34 +155,34 @@ def internlm2(c: Config) -> Header:
     return dense(c, "internlm2")
 
 
-def smollm3(c: Config) -> Header:
+def smollm3(c: Config) -> ShapeHeader:
     """SmolLM3: every fourth layer has no rope."""
     c.value("no_rope_layers", "no_rope_layer_interval")
     _check_window(c)
     return dense(c, "smollm3", tied=True)
 
 
-def seed_oss(c: Config) -> Header:
+def seed_oss(c: Config) -> ShapeHeader:
     """Seed-OSS."""
     c.must_be("attention_out_bias", False)
     bias = c.flag("attention_bias", True)
     return dense(c, "seed_oss", qkv_bias=bias, out_bias=False, second_norm="post_attention_norm")
 
 
-def ernie(c: Config) -> Header:
+def ernie(c: Config) -> ShapeHeader:
     """ERNIE 4.5, dense."""
     c.must_be("use_bias", False)
     return dense(c, "ernie4_5", tied=True)
 
 
-def granite(c: Config) -> Header:
+def granite(c: Config) -> ShapeHeader:
     """Granite 3 and 3.x, dense."""
     h = dense(c, "granite")
     scales(c, h)
     return h
 
 
-def scales(c: Config, h: Header) -> None:
+def scales(c: Config, h: ShapeHeader) -> None:
     """Write the factors of Granite."""
     for name, key in (
         ("attention_multiplier", "attention.scale"),
@@ -193,7 +193,7 @@ def scales(c: Config, h: Header) -> None:
         h.key(key, c.number(name, default=1.0))
 
 
-def exaone4(c: Config) -> Header:
+def exaone4(c: Config) -> ShapeHeader:
     """EXAONE 4, with norms after attention and the feed-forward network."""
     c.must_be("hidden_act", "silu")
     h = begin(c, "exaone4")
@@ -218,7 +218,7 @@ def exaone4(c: Config) -> Header:
     return h
 
 
-def olmo2(c: Config) -> Header:
+def olmo2(c: Config) -> ShapeHeader:
     """OLMo 2 and 3, with norms after attention and the feed-forward network, over all heads."""
     c.must_be("hidden_act", "silu")
     c.must_be("attention_bias", False)
@@ -242,7 +242,7 @@ def olmo2(c: Config) -> Header:
     return h
 
 
-def glm4(c: Config) -> Header:
+def glm4(c: Config) -> ShapeHeader:
     """GLM-4 of 2025, with norms before and after."""
     c.must_be("hidden_act", "silu")
     h = begin(c, "glm4")
@@ -260,7 +260,7 @@ def glm4(c: Config) -> Header:
     return h
 
 
-def phi3(c: Config) -> Header:
+def phi3(c: Config) -> ShapeHeader:
     """Phi-3, 3.5 and 4, with attention and the feed-forward network each in one tensor."""
     c.must_be("hidden_act", "silu")
     c.must_be("attention_bias", False)
@@ -282,13 +282,13 @@ def phi3(c: Config) -> Header:
     return h
 
 
-def _fused_feed_forward(c: Config, h: Header, b: str) -> None:
+def _fused_feed_forward(c: Config, h: ShapeHeader, b: str) -> None:
     n_embd, n_ff = c.count("hidden_size"), c.count("intermediate_size")
     h.weight(f"{b}.ffn_up", n_embd, 2 * n_ff)
     h.weight(f"{b}.ffn_down", n_ff, n_embd)
 
 
-def _long_rope(c: Config, h: Header, size: int) -> None:
+def _long_rope(c: Config, h: ShapeHeader, size: int) -> None:
     """Rope with a factor for each frequency, and another set for long contexts."""
     part = rope_part(c)
     rope(c, h, size, ("default", "longrope"))
@@ -306,7 +306,7 @@ def _long_rope(c: Config, h: Header, size: int) -> None:
     part.value("short_mscale", "long_mscale", "factor", "attention_factor")
 
 
-def phi2(c: Config) -> Header:
+def phi2(c: Config) -> ShapeHeader:
     """Phi-1.5 and 2, with one norm for attention and feed-forward, and biases everywhere."""
     c.must_be("hidden_act", "gelu_new")
     c.must_be("qk_layernorm", False)
@@ -324,7 +324,7 @@ def phi2(c: Config) -> Header:
     return h
 
 
-def starcoder2(c: Config) -> Header:
+def starcoder2(c: Config) -> ShapeHeader:
     """StarCoder2."""
     c.must_be("hidden_act", "gelu_pytorch_tanh")
     c.must_be("use_bias", True)
@@ -343,7 +343,7 @@ def starcoder2(c: Config) -> Header:
     return h
 
 
-def stablelm(c: Config) -> Header:
+def stablelm(c: Config) -> ShapeHeader:
     """StableLM and Stable Code."""
     c.must_be("hidden_act", "silu")
     c.must_be("use_parallel_residual", False)
@@ -362,7 +362,7 @@ def stablelm(c: Config) -> Header:
     return h
 
 
-def command_r(c: Config) -> Header:
+def command_r(c: Config) -> ShapeHeader:
     """Command R, with one norm for attention and feed-forward."""
     c.must_be("hidden_act", "silu")
     c.must_be("attention_bias", False)
@@ -384,7 +384,7 @@ def command_r(c: Config) -> Header:
     return h
 
 
-def cohere2(c: Config) -> Header:
+def cohere2(c: Config) -> ShapeHeader:
     """Command R7B and Command A: three layers of four have a sliding window."""
     c.must_be("hidden_act", "silu")
     c.must_be("attention_bias", False)
@@ -417,7 +417,7 @@ def cohere2(c: Config) -> Header:
     return h
 
 
-def nemotron(c: Config) -> Header:
+def nemotron(c: Config) -> ShapeHeader:
     """Nemotron 4 and Minitron."""
     c.must_be("hidden_act", "relu2")
     c.must_be("attention_bias", False)
@@ -437,7 +437,7 @@ def nemotron(c: Config) -> Header:
     return h
 
 
-def mixtral(c: Config) -> Header:
+def mixtral(c: Config) -> ShapeHeader:
     """Mixtral, with Llama's attention."""
     c.must_be("hidden_act", "silu")
     c.value("sliding_window")

@@ -10,11 +10,11 @@ from typing import Any
 from fitter.errors import ModelError
 from fitter.model.shapes import deepseek, encoders, gemma, hybrid, llama, moe, states, variants
 from fitter.model.shapes.config import LARGEST, Config, listed
-from fitter.model.shapes.shape_header import Header
+from fitter.model.shapes.shape_header import ShapeHeader
 from fitter.storage.data_files import read_data
 from fitter.text import printable
 
-_Make = Callable[[Config], Header]
+_Make = Callable[[Config], ShapeHeader]
 
 KNOWN: dict[str, tuple[str, _Make]] = {
     "ApertusForCausalLM": ("apertus", variants.apertus),
@@ -113,7 +113,7 @@ _OF_ALL = ("tie_word_embeddings", "torch_dtype", "dtype", "vision_config")
 """Keys beside the text part that concern it too."""
 
 
-def header_of(values: Mapping[str, Any], where: str) -> Header:
+def header_of(values: Mapping[str, Any], where: str) -> ShapeHeader:
     """Make the header of a model, as llama.cpp's converter writes it.
 
     Raises ``ModelError``, with ``where`` as the name of the hyperparameters, for unknown or invalid ones.
@@ -138,7 +138,7 @@ def header_of(values: Mapping[str, Any], where: str) -> Header:
     return header
 
 
-def _check_sizes(header: Header, config: Config) -> None:
+def _check_sizes(header: ShapeHeader, config: Config) -> None:
     """Raise ``ModelError`` for sizes that no model or file can have."""
     empty = next((tensor for tensor in header.tensors if min(tensor.shape) < 1), None)
     if empty is not None:

@@ -21,13 +21,13 @@ from fitter.model.shapes.common import (
 )
 from fitter.model.shapes.config import Config
 from fitter.model.shapes.llama import FULL, SLIDING, scales, seeing
-from fitter.model.shapes.shape_header import Header
+from fitter.model.shapes.shape_header import ShapeHeader
 
 SOFTMAX, SIGMOID = 1, 2
 """Numbers of llama.cpp's for how a router weighs experts."""
 
 
-def _start(c: Config, architecture: str, *, turned: float = 1.0, key: bool = True) -> Header:
+def _start(c: Config, architecture: str, *, turned: float = 1.0, key: bool = True) -> ShapeHeader:
     c.must_be("hidden_act", "silu")
     h = begin(c, architecture)
     dimensions(c, h)
@@ -38,24 +38,24 @@ def _start(c: Config, architecture: str, *, turned: float = 1.0, key: bool = Tru
     return h
 
 
-def qwen2moe(c: Config) -> Header:
+def qwen2moe(c: Config) -> ShapeHeader:
     """Qwen1.5-MoE and Qwen2-57B-A14B, with one shared expert that is gated."""
     return _qwen(c, "qwen2moe", bias=True)
 
 
-def qwen3moe(c: Config) -> Header:
+def qwen3moe(c: Config) -> ShapeHeader:
     """Qwen3 with experts."""
     c.must_be("attention_bias", False)
     return _qwen(c, "qwen3moe", bias=False)
 
 
-def qwen3vlmoe(c: Config) -> Header:
+def qwen3vlmoe(c: Config) -> ShapeHeader:
     """The text part of Qwen3-VL with experts, whose first layers also take features of images."""
     c.must_be("attention_bias", False)
     return seeing(c, _qwen(c, "qwen3vlmoe", bias=False))
 
 
-def _qwen(c: Config, architecture: str, *, bias: bool) -> Header:
+def _qwen(c: Config, architecture: str, *, bias: bool) -> ShapeHeader:
     c.must_be("decoder_sparse_step", 1)
     c.must_be("mlp_only_layers", [])
     c.must_be("qkv_bias", bias)
@@ -80,7 +80,7 @@ def _qwen(c: Config, architecture: str, *, bias: bool) -> Header:
     return h
 
 
-def olmoe(c: Config) -> Header:
+def olmoe(c: Config) -> ShapeHeader:
     """OLMoE, with norms of queries and keys over all heads."""
     c.must_be("attention_bias", False)
     c.must_be("clip_qkv")
@@ -99,7 +99,7 @@ def olmoe(c: Config) -> Header:
     return h
 
 
-def minimax_m2(c: Config) -> Header:
+def minimax_m2(c: Config) -> ShapeHeader:
     """MiniMax-M2, with norms of queries and keys over all heads."""
     c.must_be("scoring_func", "sigmoid")
     c.value("use_mtp", "mtp_transformer_layers", "num_mtp_modules")
@@ -129,7 +129,7 @@ def minimax_m2(c: Config) -> Header:
     return h
 
 
-def minimax_m3(c: Config) -> Header:
+def minimax_m3(c: Config) -> ShapeHeader:
     """MiniMax-M3, whose attention reads the blocks that an indexer chooses; the first layers are dense."""
     c.must_be("hidden_act", "swigluoai")
     c.must_be("scoring_func", "sigmoid")
@@ -187,7 +187,7 @@ def minimax_m3(c: Config) -> Header:
     return h
 
 
-def gpt_oss(c: Config) -> Header:
+def gpt_oss(c: Config) -> ShapeHeader:
     """gpt-oss, whose experts are published and kept in MXFP4; every other layer has a sliding window."""
     c.must_be("hidden_act", "silu")
     c.must_be("attention_bias", True)
@@ -226,7 +226,7 @@ def _is_mxfp4(c: Config) -> bool:
     return packed is not None and packed.text("quant_method", "") == "mxfp4"
 
 
-def llama4(c: Config) -> Header:
+def llama4(c: Config) -> ShapeHeader:
     """Llama 4: experts with a shared one, in every layer or in every other one."""
     c.must_be("hidden_act", "silu")
     c.must_be("attention_bias", False)
@@ -271,7 +271,7 @@ def llama4(c: Config) -> Header:
     return h
 
 
-def glm4moe(c: Config) -> Header:
+def glm4moe(c: Config) -> ShapeHeader:
     """GLM-4.5 to 4.7: the first layers are dense, and layers for multi-token prediction follow the last."""
     c.must_be("use_qk_norm", True, False)
     h = _start(c, "glm4moe", turned=0.5)
@@ -306,7 +306,7 @@ def glm4moe(c: Config) -> Header:
     return h
 
 
-def predictor(h: Header, b: str, n_embd: int, n_vocab: int = 0) -> None:
+def predictor(h: ShapeHeader, b: str, n_embd: int, n_vocab: int = 0) -> None:
     """Add the further tensors of a layer for multi-token prediction; ``n_vocab``: with own embedding and head."""
     h.weight(f"{b}.nextn.eh_proj", 2 * n_embd, n_embd)
     for name in ("enorm", "hnorm", "shared_head_norm"):
@@ -316,7 +316,7 @@ def predictor(h: Header, b: str, n_embd: int, n_vocab: int = 0) -> None:
         h.weight(f"{b}.nextn.shared_head_head", n_embd, n_vocab)
 
 
-def ernie_moe(c: Config) -> Header:
+def ernie_moe(c: Config) -> ShapeHeader:
     """ERNIE 4.5 with experts."""
     c.must_be("use_bias", False)
     c.must_be("moe_layer_interval", 1)
@@ -355,7 +355,7 @@ def ernie_moe(c: Config) -> Header:
     return h
 
 
-def granite_moe(c: Config) -> Header:
+def granite_moe(c: Config) -> ShapeHeader:
     """Granite 3 with experts."""
     c.must_be("attention_bias", False)
     h = _start(c, "granitemoe")

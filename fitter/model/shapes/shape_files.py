@@ -25,7 +25,7 @@ from fitter.model.shapes import catalogue
 from fitter.model.shapes.config import LONGEST, parse
 from fitter.model.shapes.mapping import header_of
 from fitter.model.shapes.shape_addresses import CONFIG, CONVERTED, DEFAULT_TYPE, PACKED_TYPE, Wanted, unknown_type
-from fitter.model.shapes.shape_header import Header
+from fitter.model.shapes.shape_header import ShapeHeader
 from fitter.storage.file_names import portable
 from fitter.storage.folders import cache_folder
 from fitter.storage.temporary import Directory
@@ -39,7 +39,7 @@ PACKED = "mxfp4"
 _lock = threading.Lock()
 
 
-def header(wanted: Wanted, timeout: float | None = None) -> Header:
+def header(wanted: Wanted, timeout: float | None = None) -> ShapeHeader:
     """Make the header of the converted model. Raises ``ModelError``, and ``UsageError`` for an unknown name."""
     if wanted.scheme == CONFIG:
         if not wanted.name.strip():
@@ -124,7 +124,7 @@ def _of_repository(url: str) -> str:
     return f"{scheme}://{path.strip('/')}/config.json" if is_whole else url
 
 
-def _store_header(made: Header, wanted: Wanted) -> Path:
+def _store_header(made: ShapeHeader, wanted: Wanted) -> Path:
     made = made.of_type(_FULL[wanted.file_type])
     digest = hashlib.sha256(repr((wanted.file_name, sorted(made.metadata.items()), made.tensors)).encode()).hexdigest()
     path = _folder(digest) / portable(wanted.file_name)

@@ -31,7 +31,7 @@ _ALWAYS_F32 = (
 """Matrices that the converter leaves in F32."""
 
 
-class Header:
+class ShapeHeader:
     """Metadata and tensors of a model. ``type`` is the type of its matrices, ``bf16`` or ``f16``."""
 
     def __init__(self, architecture: str, type: str = "bf16") -> None:
@@ -72,11 +72,11 @@ class Header:
         """Number of weights."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
-    def of_type(self, type: str) -> Header:
+    def of_type(self, type: str) -> ShapeHeader:
         """Return the header with matrices of another type; those that are published quantized stay so."""
         if type == self.type:
             return self
-        other = Header(self.architecture, type)
+        other = ShapeHeader(self.architecture, type)
         other.metadata = self.metadata
         other.tensors = [replace(each, type=type) if each.type == self.type else each for each in self.tensors]
         return other

@@ -15,13 +15,15 @@ from fitter.model.shapes.common import (
     norms,
 )
 from fitter.model.shapes.config import Config
-from fitter.model.shapes.shape_header import Header
+from fitter.model.shapes.shape_header import ShapeHeader
 
 ANY_CONTEXT = 1 << 20
 """The converter's context of models without a limit."""
 
 
-def mamba2_layer(h: Header, b: str, n_embd: int, inner: int, n_group: int, state: int, n_head: int, conv: int) -> None:
+def mamba2_layer(
+    h: ShapeHeader, b: str, n_embd: int, inner: int, n_group: int, state: int, n_head: int, conv: int
+) -> None:
     """Add a Mamba-2 layer."""
     wide = inner + 2 * n_group * state
     h.weight(f"{b}.ssm_in", n_embd, inner + wide + n_head)
@@ -34,7 +36,7 @@ def mamba2_layer(h: Header, b: str, n_embd: int, inner: int, n_group: int, state
     h.weight(f"{b}.ssm_out", inner, n_embd)
 
 
-def jamba(c: Config) -> Header:
+def jamba(c: Config) -> ShapeHeader:
     """Jamba."""
     c.must_be("hidden_act", "silu")
     c.must_be("mamba_proj_bias", False)
@@ -79,7 +81,7 @@ def jamba(c: Config) -> Header:
     return h
 
 
-def _mamba(h: Header, b: str, n_embd: int, inner: int, state: int, rank: int, conv: int) -> None:
+def _mamba(h: ShapeHeader, b: str, n_embd: int, inner: int, state: int, rank: int, conv: int) -> None:
     h.weight(f"{b}.ssm_in", n_embd, 2 * inner)
     h.weight(f"{b}.ssm_conv1d", conv, inner)
     h.bias(f"{b}.ssm_conv1d", inner)
@@ -91,7 +93,7 @@ def _mamba(h: Header, b: str, n_embd: int, inner: int, state: int, rank: int, co
     h.weight(f"{b}.ssm_out", inner, n_embd)
 
 
-def _stateful(c: Config, h: Header, inner: int, state: int, conv: int, rank: int) -> None:
+def _stateful(c: Config, h: ShapeHeader, inner: int, state: int, conv: int, rank: int) -> None:
     h.keys(
         vocab_size=c.count("vocab_size"),
         context_length=ANY_CONTEXT,
@@ -107,7 +109,7 @@ def _stateful(c: Config, h: Header, inner: int, state: int, conv: int, rank: int
     )
 
 
-def mamba(c: Config) -> Header:
+def mamba(c: Config) -> ShapeHeader:
     """Mamba, and Falcon Mamba."""
     c.must_be("hidden_act", "silu")
     c.must_be("use_bias", False)
@@ -133,7 +135,7 @@ def mamba(c: Config) -> Header:
     return h
 
 
-def mamba2(c: Config) -> Header:
+def mamba2(c: Config) -> ShapeHeader:
     """Mamba-2, such as Codestral Mamba."""
     c.must_be("hidden_act", "silu")
     c.must_be("use_bias", False)

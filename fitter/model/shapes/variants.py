@@ -21,13 +21,13 @@ from fitter.model.shapes.common import (
 )
 from fitter.model.shapes.config import MOST_EXPERTS, Config
 from fitter.model.shapes.llama import dense, qwen2, renamed
-from fitter.model.shapes.shape_header import Header
+from fitter.model.shapes.shape_header import ShapeHeader
 
 _HUNYUAN_CONTEXT = 256 << 10
 """The converter's context, whatever the config.json says."""
 
 
-def arcee(c: Config) -> Header:
+def arcee(c: Config) -> ShapeHeader:
     """Arcee's AFM, whose feed-forward network has no gate."""
     c.must_be("hidden_act", "relu2")
     c.must_be("attention_bias", False)
@@ -35,7 +35,7 @@ def arcee(c: Config) -> Header:
     return _without_gate(c, _dense_header(c, "arcee"), head_norm=False)
 
 
-def apertus(c: Config) -> Header:
+def apertus(c: Config) -> ShapeHeader:
     """Apertus, whose feed-forward network has no gate, but an activation with four numbers for each layer."""
     c.must_be("hidden_act", "xielu")
     c.must_be("attention_bias", False)
@@ -49,7 +49,7 @@ def apertus(c: Config) -> Header:
     return _without_gate(c, h, head_norm=True)
 
 
-def _dense_header(c: Config, architecture: str) -> Header:
+def _dense_header(c: Config, architecture: str) -> ShapeHeader:
     h = begin(c, architecture)
     dimensions(c, h)
     size = rotary(c, heads(c)[2])
@@ -58,7 +58,7 @@ def _dense_header(c: Config, architecture: str) -> Header:
     return h
 
 
-def _without_gate(c: Config, h: Header, *, head_norm: bool) -> Header:
+def _without_gate(c: Config, h: ShapeHeader, *, head_norm: bool) -> ShapeHeader:
     ends(c, h, tied=is_tied(c, False))
     for i in range(layers(c)):
         b = f"blk.{i}"
@@ -68,7 +68,7 @@ def _without_gate(c: Config, h: Header, *, head_norm: bool) -> Header:
     return h
 
 
-def qwen2vl(c: Config) -> Header:
+def qwen2vl(c: Config) -> ShapeHeader:
     """The text part of Qwen2-VL and Qwen2.5-VL."""
     counts = sections(c)
     if not counts:
@@ -78,7 +78,7 @@ def qwen2vl(c: Config) -> Header:
     return h
 
 
-def hunyuan(c: Config) -> Header:
+def hunyuan(c: Config) -> ShapeHeader:
     """Hunyuan, dense."""
     head = _check_hunyuan(c)
     c, stretched = _stretched(c, head, 50.0)
@@ -87,7 +87,7 @@ def hunyuan(c: Config) -> Header:
     return h
 
 
-def hunyuan_moe(c: Config) -> Header:
+def hunyuan_moe(c: Config) -> ShapeHeader:
     """Hunyuan with experts, such as A13B."""
     c.must_be("hidden_act", "silu")
     for name in ("attention_bias", "mlp_bias", "use_mla", "moe_layer_num_skipped", "position_embedding_xdrope"):
