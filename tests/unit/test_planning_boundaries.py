@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fitter.planning.placing.boundaries import spread_counts, whole_counts
 from fitter.planning.placing.layer_sizes import Item, Unit
+from fitter.planning.placing.packing import spread_counts, whole_counts
 from fitter.planning.placing.spill import Ranges, Times
 from tests.support.cases import named_cases
 
