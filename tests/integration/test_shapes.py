@@ -79,7 +79,7 @@ def written(header: ShapeHeader, path: Path) -> Path:
 # --- every shape is what llama.cpp loads
 
 
-@cases("llama-4-scout", "gemma-2-9b", "gemma-3-12b", "gpt-oss-20b")
+@cases("llama-4-scout", "gemma-2-9b", "gemma-3-12b", "gpt-oss-20b", "deepseek-v4-flash", "qwen3.8-flash-next")
 def test_caches_of_longer_contexts_are_those_that_llama_cpp_makes(name: str, worker: Worker, tmp_path: Path) -> None:
     header = made_of(name)
     if name == "gemma-2-9b":

@@ -215,6 +215,14 @@ def test_cells_of_a_cache(n_ctx: int, params: Params, window: int, cells: int) -
     assert cells_of(n_ctx, params, window) == cells
 
 
+def test_a_row_for_several_tokens_grows_with_the_context() -> None:
+    """DeepSeek V4: a window stays, rows for four tokens each grow, and those for 128 do not fill 256 cells yet."""
+    names = ("cache_k_l0", "cache_k_l1", "cache_k_l0", "cache_k_l1")
+    recorded = Layout(tuple(LayoutEntry("LAYOUT", name, "context", 1024) for name in names), 128, 4096)
+    after = resized(recorded, 128, (), Params(), Params(n_ctx=32768), (4, 128))
+    assert [entry.bytes for entry in after.entries] == [1024, 1024, 8 * 1024, 1024]
+
+
 def test_a_layout_with_other_parameters() -> None:
     names = ("cache_k_l0", "cache_v_l0", "cache_k_l1", "cache_r_l2")
     entries = tuple(LayoutEntry("LAYOUT", name, "context", 4096 * 64) for name in names)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from fitter.llama.types import Layout, LayoutEntry, Params
@@ -22,16 +23,19 @@ CACHE_BYTES = {
 }
 
 
-def cells_of(n_ctx: int, params: Params, window: int = 0) -> int:
+def cells_of(n_ctx: int, params: Params, window: int = 0, ratio: int = 0) -> int:
     """Compute the cells of a layer's KV cache.
 
     Args:
         n_ctx: The context.
         params: Parameters that decide the cache.
         window: Tokens of the layer's sliding window; 0 without.
+        ratio: Tokens that share a row of the cache; 0 for a row of each.
     """
     streams = 1 if params.kv_unified else params.n_seq_max
     per_stream = _padded(-(-n_ctx // streams))
+    if ratio:
+        return _padded(-(-per_stream // ratio)) * streams
     if not window or params.swa_full:
         return per_stream * streams
     # llama_kv_cache_iswa: a sliding window's layers have cells for it and for one micro batch
@@ -39,7 +43,14 @@ def cells_of(n_ctx: int, params: Params, window: int = 0) -> int:
     return _padded(min(per_stream, wanted)) * streams
 
 
-def resized(layout: Layout, window: int, windowed: Collection[int], before: Params, after: Params) -> Layout:
+def resized(
+    layout: Layout,
+    window: int,
+    windowed: Collection[int],
+    before: Params,
+    after: Params,
+    compressed: Sequence[int] = (),
+) -> Layout:
     """Estimate a layout with other parameters: caches by their cells and types, states by the sequences.
 
     Args:
@@ -48,8 +59,14 @@ def resized(layout: Layout, window: int, windowed: Collection[int], before: Para
         windowed: Indices of the layers that have it.
         before: The parameters of the record.
         after: Parameters with another context, type of cache or number of sequences.
+        compressed: For each layer, how many tokens share a row of all but its first cache, which has the window.
     """
-    cells = {each: cells_of(after.n_ctx, after, each) / cells_of(layout.n_ctx, before, each) for each in {0, window}}
+
+    @functools.cache
+    def growth(window: int, ratio: int) -> float:
+        return cells_of(after.n_ctx, after, window, ratio) / cells_of(layout.n_ctx, before, window, ratio)
+
+    seen: set[str] = set()
     types = ((before.type_k, after.type_k), (before.type_v, after.type_v))
     entries = []
     for entry in layout.entries:
@@ -57,9 +74,13 @@ def resized(layout: Layout, window: int, windowed: Collection[int], before: Para
             if is_state(entry.name):
                 size = entry.bytes * after.n_seq_max // before.n_seq_max
             else:
-                of_layer = window if cache_layer(entry.name, -1) in windowed else 0
+                layer = cache_layer(entry.name, -1)
+                ratio = compressed[layer] if 0 <= layer < len(compressed) and entry.name in seen else 0
+                is_windowed = layer in windowed or (bool(compressed) and not ratio)
+                seen.add(entry.name)
+                more = growth(window if is_windowed else 0, ratio)
                 old, new = types[entry.name.startswith("cache_v")]
-                size = round(entry.bytes * cells[of_layer] * CACHE_BYTES.get(new, 2) / CACHE_BYTES.get(old, 2))
+                size = round(entry.bytes * more * CACHE_BYTES.get(new, 2) / CACHE_BYTES.get(old, 2))
             entry = LayoutEntry(entry.buffer_type, entry.name, entry.kind, size)
         entries.append(entry)
     return replace(layout, entries=tuple(entries), n_ctx=after.n_ctx)

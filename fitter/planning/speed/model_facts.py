@@ -86,6 +86,7 @@ class ModelFacts:
         n_expert_used: Number of experts that a token uses.
         window: Tokens of sliding-window attention; 0 without.
         type: The type of most of its weights.
+        compressed: For each layer, how many tokens share a row of what it keeps beside its window; 0 for none.
     """
 
     n_layer: int
@@ -96,6 +97,7 @@ class ModelFacts:
     n_expert_used: int
     window: int
     type: str = ""
+    compressed: tuple[int, ...] = ()
 
     @property
     def tensors(self) -> list[WeightFacts]:
@@ -150,7 +152,9 @@ def facts_of(model: Model) -> ModelFacts:
     read = _reader(model.metadata, model.architecture)
     n_embd = read("embedding_length", 0)
     window = read("attention.sliding_window", read_data(__file__)["window"].get(model.architecture, 0))
-    windowed = _windowed(model) if window else ()
+    compressed = _compressed(model)
+    # what such a layer keeps beside its window grows with the context
+    windowed = (False,) * model.n_layer if compressed else _windowed(model) if window else ()
     computed = model.n_layer - model.n_layer_nextn
     return ModelFacts(
         n_layer=model.n_layer,
@@ -164,7 +168,15 @@ def facts_of(model: Model) -> ModelFacts:
         n_expert_used=min(read("expert_used_count", 0), model.n_expert) or model.n_expert,
         window=window,
         type=source_type(model.tensors),
+        compressed=compressed,
     )
+
+
+def _compressed(model: Model) -> tuple[int, ...]:
+    ratios = model.metadata.get(f"{model.architecture}.attention.compress_ratios")
+    if not isinstance(ratios, Array) or model.architecture not in read_data(__file__)["compressed"]:
+        return ()
+    return tuple(each if isinstance(each, int) else 0 for each in ratios.values)
 
 
 def _windowed(model: Model) -> tuple[bool, ...]:

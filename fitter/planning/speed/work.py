@@ -231,7 +231,7 @@ def resized_layout(facts: ModelFacts, layout: Layout, before: Params, after: Par
     """Estimate a layout with parameters ``after`` from one that was recorded with ``before``, at its own context."""
     attention = pieces_of(facts, units_of(layout, facts.n_layer), layout.n_ctx, before).attention
     windowed = {index for index, each in enumerate(attention) if each and each.window}
-    return resized(layout, facts.window, windowed, before, after)
+    return resized(layout, facts.window, windowed, before, after, facts.compressed)
 
 
 def host_only_tensors(facts: ModelFacts, layout: Layout, largest_tensors: Sequence[int | None]) -> HostOnlyTensors:
