@@ -214,8 +214,8 @@ NEWEST = {
 """Tensors and weights. Of Qwen3.8-Flash-Next a test of a public project has the number of tensors of a real file, and a
 log of llama.cpp (issue 27680) says 284.33 B for DeepSeek V4 Flash. Those of Ling 3.0 Tiny are what the converter makes
 of the 9,283 tensors of its files, which a check of the public project mllm lists; those of DeepSeek V4 and MiniMax M3
-what it makes of transformers' tensors under the names of the published files, DeepSeek's in FP8 and MXFP4 as published
-(each with fewer layers, compared by hand). Of Kimi K3 only llama.cpp's loading says so.
+what it makes of transformers' tensors under the names of the published files, and those of Kimi K3 of the names that it
+reads, in FP8 and MXFP4 where they are published so (each with fewer layers and experts, compared by hand).
 """
 
 
