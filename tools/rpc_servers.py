@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from fitter.llama.processes.worker_environment import LLAMA_CPP
 from tools import upstream
 
 HELLO = 14
@@ -33,16 +35,26 @@ def free_port() -> int:
 
 
 def start(
-    port: int | None = None, *options: str, log: Path | None = None, program: Path | None = None
+    port: int | None = None,
+    *options: str,
+    log: Path | None = None,
+    program: Path | None = None,
+    counts: str | None = None,
 ) -> tuple[subprocess.Popen[bytes], str]:
     """Upstream's rpc-server with the CPU as its device, listening, and its ``host:port``.
 
     With a ``log`` it writes there what it is asked for. ``program``: that of another llama.cpp than the pinned one.
+    ``counts``: another llama.cpp, as ``--llama-cpp`` has it, which ``tools.counting_server`` serves.
     """
     environment = os.environ if log is None else {**os.environ, "GGML_RPC_DEBUG": "1"}
+    if counts is None:
+        words = [str(program or upstream.tool("rpc-server"))]
+    else:
+        environment = {**os.environ, LLAMA_CPP: counts}
+        words = [sys.executable, "-m", "tools.counting_server"]
     for _ in range(_TRIES):
         at = port or free_port()
-        command = [str(program or upstream.tool("rpc-server")), "-H", "127.0.0.1", "-p", str(at), *options]
+        command = [*words, "-H", "127.0.0.1", "-p", str(at), *options]
         with open(os.devnull if log is None else log, "wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         if _listens(process, at):

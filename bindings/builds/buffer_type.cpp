@@ -40,4 +40,10 @@ decltype(buffer_type_functions::get_alloc_size) & alloc_size_of(ggml_backend_buf
                                      : static_cast<buffer_type::version_2 *>(bytes)->functions.get_alloc_size;
 }
 
+decltype(buffer_type_functions::get_max_size) & max_size_of(ggml_backend_buffer_type_t type) {
+    auto * bytes = reinterpret_cast<void *>(type);
+    return has_functions_for_lists() ? static_cast<buffer_type::version_3 *>(bytes)->get_max_size
+                                     : static_cast<buffer_type::version_2 *>(bytes)->functions.get_max_size;
+}
+
 }  // namespace fitter

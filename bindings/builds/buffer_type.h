@@ -50,6 +50,7 @@ class buffer_type {
 
     friend void * context_of(ggml_backend_buffer_type_t type);
     friend decltype(buffer_type_functions::get_alloc_size) & alloc_size_of(ggml_backend_buffer_type_t type);
+    friend decltype(buffer_type_functions::get_max_size) & max_size_of(ggml_backend_buffer_type_t type);
 
     union {
         version_3 three;
@@ -60,7 +61,8 @@ class buffer_type {
 // What set() was given.
 void * context_of(ggml_backend_buffer_type_t type);
 
-// Where any buffer type keeps its function for the size of a tensor, to be read and replaced.
+// Where any buffer type keeps its function for the size of a tensor and for that of a buffer, to be read and replaced.
 decltype(buffer_type_functions::get_alloc_size) & alloc_size_of(ggml_backend_buffer_type_t type);
+decltype(buffer_type_functions::get_max_size) &   max_size_of(ggml_backend_buffer_type_t type);
 
 }  // namespace fitter

@@ -237,6 +237,8 @@ std::vector<ranked> split_rows_of(llama_context * ctx, const std::vector<ggml_ba
     const bool   is_real  = fitter::is_split_watched(computed);
     const size_t sums     = is_real ? 0 : sums_of(ctx, tensors, meta, devices.size());
     const size_t backends_own = fitter::sum_memory(devices);
+    // experts of a token are added up on each device before they are over all (ggml_backend_meta_graph_compute: get_i_delayed)
+    const size_t rows = sizeof(float) * static_cast<size_t>(llama_model_n_embd(model)) * llama_n_ubatch(ctx);
     for (auto & entry : all) {
         entry.rank        = static_cast<int32_t>(devices.size());
         entry.row.is_host = true;
@@ -247,7 +249,8 @@ std::vector<ranked> split_rows_of(llama_context * ctx, const std::vector<ggml_ba
                        {name, ggml_backend_dev_name(devices[i]), false,
                         sizes[i].model + sum_of(fitter::split_watched(model, devices[i])),
                         sizes[i].context + sum_of(fitter::split_watched(ctx, devices[i])), compute}});
-        const size_t room = sums + sum_of_largest(fitter::split_watched(computed, devices[i]));
+        const size_t own  = sums + sum_of_largest(fitter::split_watched(computed, devices[i]));
+        const size_t room = own + fitter::sum_scratch(devices, std::min(own, rows));
         if (room + backends_own > 0) {
             const char * type = fitter::kept_text(std::string(name) + "_AllReduce");
             all.push_back(

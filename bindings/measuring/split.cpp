@@ -25,7 +25,7 @@ namespace {
 
 using alloc_size_function = decltype(buffer_type_functions::get_alloc_size);
 using alloc_function      = decltype(ggml_backend_buffer_type_i::alloc_buffer);
-using max_size_function   = decltype(ggml_backend_buffer_type_i::get_max_size);
+using max_size_function   = decltype(buffer_type_functions::get_max_size);
 
 // What is going on in the one place where this may go on; all functions of a buffer type are plain ones.
 struct split_state {
@@ -122,15 +122,15 @@ class taking_nothing {
                 type->iface.alloc_buffer = take_nothing;
                 // Where several buffers hold what is split, ggml looks for the slices of the tensor itself, and finds none: those
                 // are its copy's. All of it in one has as many bytes.
-                state().own_maxima.emplace(type, type->iface.get_max_size);
-                type->iface.get_max_size = nullptr;
+                state().own_maxima.emplace(type, max_size_of(type));
+                max_size_of(type) = nullptr;
             }
         }
     }
     ~taking_nothing() {
         for (const auto & [type, own] : state().own_allocs) {
             type->iface.alloc_buffer = own;
-            type->iface.get_max_size = state().own_maxima[type];
+            max_size_of(type)        = state().own_maxima[type];
         }
         state().own_allocs.clear();
         state().own_maxima.clear();
@@ -178,6 +178,18 @@ const ggml_tensor * root_of(const ggml_tensor * tensor) {
         tensor = tensor->view_src;
     }
     return tensor;
+}
+
+// What a copy that the scheduler made is of (ggml_backend_sched_split_graph: backend#name#number); nullptr for other tensors.
+ggml_tensor * original_of(const ggml_tensor * copy, const std::map<std::string, ggml_tensor *> & by_name) {
+    const std::string name  = copy->name;
+    const size_t      begin = name.find('#');
+    const size_t      end   = name.rfind('#');
+    if (begin == end) {
+        return nullptr;
+    }
+    const auto found = by_name.find(name.substr(begin + 1, end - begin - 1));
+    return found != by_name.end() && ggml_are_same_shape(found->second, copy) ? found->second : nullptr;
 }
 
 }  // namespace
@@ -238,6 +250,25 @@ size_t sum_memory(std::vector<ggml_backend_dev_t> devices) {
     const bool        is_own   = chosen == nullptr || std::strcmp(chosen, "internal") == 0 || std::strcmp(chosen, "nccl") == 0;
     const bool        has_sums = ggml_backend_reg_get_proc_address(registration, "ggml_backend_comm_init") != nullptr;
     return (name == "CUDA" || name == "ROCm") && has_sums && is_own && devices.size() == 2 ? of_ggml_cuda : 0;
+}
+
+// ggml-rpc of b11450 and later (ggml_backend_rpc_comm_init, rpc_server::comm_allreduce): each of two servers keeps what the other
+// one sends of a sum, and of a large one both parts in bf16 before that.
+size_t sum_scratch(const std::vector<ggml_backend_dev_t> & devices, size_t largest) {
+    constexpr size_t as_bf16_from = 32768 * sizeof(float);
+
+    ggml_backend_reg_t registration = devices.size() == 2 ? ggml_backend_dev_backend_reg(devices[0]) : nullptr;
+    if (registration == nullptr || registration != ggml_backend_dev_backend_reg(devices[1]) ||
+        std::strcmp(ggml_backend_reg_name(registration), "RPC") != 0 || std::getenv("GGML_RPC_NO_COMM") != nullptr ||
+        ggml_backend_reg_get_proc_address(registration, "ggml_backend_comm_init") == nullptr) {
+        return 0;
+    }
+    // two devices of one server do not
+    const std::string endpoint = ggml_backend_dev_description(devices[0]);
+    if (endpoint == ggml_backend_dev_description(devices[1])) {
+        return 0;
+    }
+    return largest < as_bf16_from ? largest : 2 * largest;
 }
 
 const char * kept_text(const std::string & text) {
@@ -377,9 +408,13 @@ void split_tensors::check(ggml_cgraph * graph, ggml_backend_buffer_type_t meta) 
     split_state &                       all = state();
     const std::set<const ggml_tensor *> asked(all.seen.begin(), all.seen.end());
     place_allocated(graph, meta);
-    taking_nothing guard(devices_);
-    in_buffer      placed(buffers_.front());
-    std::set<const ggml_tensor *>  away = all.elsewhere;
+    const ggml_init_params params = {(ggml_graph_n_nodes(graph) + 1) * ggml_tensor_overhead(), nullptr, true};
+    std::unique_ptr<ggml_context, context_free> views(ggml_init(params));
+    taking_nothing                              guard(devices_);
+    in_buffer                                   placed(buffers_.front());
+    std::set<const ggml_tensor *>               away = all.elsewhere;
+    std::set<const ggml_tensor *>               viewed;
+    std::map<std::string, ggml_tensor *>        placed_by_name;
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
         ggml_tensor * node = ggml_graph_node(graph, i);
         // One that takes the place of a source is not asked for: it is where its sources are.
@@ -397,8 +432,20 @@ void split_tensors::check(ggml_cgraph * graph, ggml_backend_buffer_type_t meta) 
         const bool is_here = asked.count(node) != 0 || (has_source && !has_source_away && away.count(node) == 0);
         if (!is_here) {
             away.insert(node);
+            // The scheduler has put a copy in the place of what another device reads, and adds a view of that.
+            for (const ggml_tensor * source : node->src) {
+                ggml_tensor * copied = source == nullptr ? nullptr : original_of(source, placed_by_name);
+                if (copied != nullptr && viewed.insert(copied).second) {
+                    ggml_tensor * view = ggml_view_tensor(views.get(), copied);
+                    view->src[0]       = copied;
+                    placed.put(view);
+                }
+            }
         } else if (node->buffer == nullptr) {
             placed.put(node);
+        }
+        if (is_here) {
+            placed_by_name[node->name] = node;
         }
     }
     // The next graph is made in the same memory, where a tensor has the address of another one in this.

@@ -28,6 +28,9 @@ bool                is_split_watched(const void * owner);
 // Bytes that the devices' backend takes on each of them to add up what they have computed.
 size_t sum_memory(std::vector<ggml_backend_dev_t> devices);
 
+// Bytes that each device takes for sums of so many bytes at most where servers add them up, beside the room that ggml makes.
+size_t sum_scratch(const std::vector<ggml_backend_dev_t> & devices, size_t largest);
+
 // A copy that lives as long as the process; the same text is kept once.
 const char * kept_text(const std::string & text);
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,17 +11,18 @@ from typing import Any
 import pytest
 
 import fitter
-from fitter.errors import FitterError, LlamaCppError
+from fitter.errors import FitterError, LibraryError, LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from fitter.model.header import open_model
 from tests.support.cases import cases, named_cases
+from tests.support.llama_builds import NEWEST, PINNED, every, where
 from tools import rpc_servers, shapes
 from tools.splits import loads
 from tools.tiny import TINY_MOE, TinyModel, write_tiny
 
-STORED = Path(__file__).resolve().parents[1] / "data" / "splits" / "held.jsonl.gz"
+STORED = Path(__file__).resolve().parents[1] / "data" / "splits"
 """Bytes that ``python -m tools.splits --store`` stored for the loads that ``draw`` draws with seed 1."""
 
 SAMPLE = 30
@@ -43,14 +45,23 @@ def tiny_split_model(tmp_path_factory: pytest.TempPathFactory, request: pytest.F
     return write_tiny(tmp_path_factory.mktemp("tiny") / "model.gguf", model)
 
 
-def test_cards_hold_what_is_said(directory: Path) -> None:
-    stored = loads.stored(STORED)
+@pytest.mark.parametrize(("build", "table"), [(PINNED, "held.jsonl.gz"), (NEWEST, "held-0.27.jsonl.gz")])
+def test_cards_hold_what_is_said(build: str, table: str, directory: Path) -> None:
+    stored = loads.stored(STORED / table)
     drawn = loads.draw(len(stored), 1)
     every = len(stored) // min(SAMPLE, len(stored))
     asked = drawn[::every]
-    found = loads.virtual(asked, directory)
+    found = loads.virtual(asked, directory, where(build))
     assert [pair for pair in zip(asked, found, stored[::every], strict=True) if pair[1] != pair[2]] == []
     assert {bool(held.failure) for held in found} == {True, False}
+
+
+def test_a_build_that_was_not_compared_is_refused(directory: Path) -> None:
+    path = loads.write_model("llama-3.1-70b", directory)
+    cards = [loads.card(i, "86") for i in range(2)]
+    says = r"^split mode 'tensor' is planned for ggml 0\.25\.3, 0\.26\.0, 0\.27\.0 only, and this .* has 0\.25\.1: use "
+    with Worker(cards, llama_cpp=where("v0.5.0")) as worker, pytest.raises(LibraryError, match=says):
+        worker.measure(path, Params(n_ctx=512, split_mode="tensor"))
 
 
 def test_row_is_measured_as_llama_cpp_takes_it(directory: Path) -> None:
@@ -104,6 +115,42 @@ def test_servers_take_what_is_said(n_servers: int, tiny_split_model: Path) -> No
         worker.unload()
     assert _rows(said) == _rows(taken.breakdown)
     assert sum(name.endswith("_AllReduce") for name in _rows(said)) == n_servers
+
+
+@pytest.mark.parametrize("build", every(["b11413", "b11548", NEWEST]))
+@pytest.mark.parametrize(
+    ("n_servers", "n_ubatch"),
+    [
+        pytest.param(2, 64, id="small sums"),
+        pytest.param(2, 256, id="large sums"),
+        pytest.param(3, 256, id="no sums of their own"),
+    ],
+)
+def test_servers_of_newer_builds_take_what_is_said(
+    tiny_split_model: Path, n_servers: int, n_ubatch: int, build: str, tmp_path: Path
+) -> None:
+    """From b11450 on (ggml 0.26), two servers keep what they send each other; no client counts it."""
+    logs = [tmp_path / f"{i}.log" for i in range(n_servers)]
+    with contextlib.ExitStack() as started:
+        endpoints = []
+        for log in logs:
+            process, endpoint = rpc_servers.start(log=log, counts=where(build))
+            started.callback(rpc_servers.stop, process)
+            endpoints.append(endpoint)
+        with Worker(rpc=endpoints, llama_cpp=where(build)) as worker:
+            devices = tuple(device.name for device in worker.devices())
+            params = Params(n_ctx=512, n_ubatch=n_ubatch, n_batch=n_ubatch, split_mode="tensor", devices=devices)
+            said = worker.measure(tiny_split_model, params, reserve=True)
+            assert [counted(log) for log in logs] == [0] * n_servers
+            taken = worker.load(tiny_split_model, params)
+            assert _rows(said) == _rows(taken.breakdown)
+            assert [counted(log) for log in logs] == [said.real.on(name).used for name in devices]
+            worker.unload()
+
+
+def counted(log: Path) -> int:
+    """Bytes of all buffers that a server has made."""
+    return sum(int(size) for size in re.findall(r"^buffer (\d+)$", log.read_text(), re.MULTILINE))
 
 
 def test_caches_of_more_than_a_block_of_vulkans_memory(directory: Path) -> None:

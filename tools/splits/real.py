@@ -85,7 +85,7 @@ def _stops(library: native.Library, context: Any) -> str:
     """
     n_tokens = min(8, int(library.llama.llama_n_ubatch(context)))
     n_seqs = int(library.llama.llama_n_seq_max(context))
-    batches = [(n_tokens, 1), (1, n_seqs)] if n_seqs > 1 else [(n_tokens, 1)]
+    batches = ((n_tokens, 1), (1, n_seqs))
     return next(filter(None, (_stops_at(library, context, *batch) for batch in batches)), "")
 
 

@@ -20,7 +20,7 @@ def check_build(library: native.Library, params: Params) -> None:
     ggml, compared = native.loaded_versions(library).ggml, data()["split_tensors"]
     if ggml.split("-")[0] not in compared:
         raise LibraryError(
-            f"split mode 'tensor' is planned for ggml {' and '.join(compared)} only, and this llama.cpp has {ggml}: "
+            f"split mode 'tensor' is planned for ggml {', '.join(compared)} only, and this llama.cpp has {ggml}: "
             "use --split-mode layer, or plan with the llama-cpp-python that fitter was built for"
         )
 
