@@ -61,7 +61,7 @@ def made() -> DebianLlama:
     """Make it unless it is there. Raises ``FetchError``."""
     llama = DebianLlama()
     with alone(PLACE):
-        if not llama.python.exists():
+        if not (llama.python.exists() and llama.hip.exists()):
             shutil.rmtree(PLACE, ignore_errors=True)
             try:
                 _make(llama)
