@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import fitter
 from fitter.llama.client import Worker
 from fitter.llama.processes import interpreter
 from tests.formats import upstream
@@ -38,6 +40,14 @@ def worker() -> Iterator[Worker]:
     """Start a worker that sees the devices of this machine."""
     with Worker() as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def one_worker(worker: Worker) -> Iterator[None]:
+    """Have every ``fitter.fit`` of a file ask the same worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitter, "fit", functools.partial(fitter.fit, worker=worker))
+        yield
 
 
 @pytest.fixture(scope="module")

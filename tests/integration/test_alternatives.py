@@ -17,6 +17,8 @@ from tests.support.cases import named_cases
 from tests.support.llama_builds import NEWEST, where
 from tools import shapes
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 KEYWORDS = {
     "-c": "n_ctx",
     "-ctk": "type_k",

@@ -18,6 +18,8 @@ from fitter.planning.request.ask import Ask
 from tests.support.cases import cases, named_cases
 from tools import shapes
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 AGENTS = {"workload": "agent", "users": 8}
 CASES: dict[str, tuple[str, dict[str, Any], int, bool]] = {
     # the caches of eight would put layers on the host

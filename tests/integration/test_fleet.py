@@ -25,7 +25,7 @@ from tools.fleet_cases import FLEETS, FleetExample
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 EXAMPLES = {example.name: example for example in FLEETS}
-LONG = ("six large models on eight cards",)
+LONG = ("six large models on eight cards", "eight models on two cards")
 
 
 @functools.cache

@@ -40,6 +40,8 @@ from tests.support.plans import for_format
 from tools import shapes
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 MIB = 1024 * 1024
 GPUS = parse_gpus(["3x 24GiB"])
 NAMES = tuple(gpu.name for gpu in GPUS)

@@ -26,6 +26,8 @@ from tools.docs import models
 from tools.docs.of_json import DOCUMENTS, keys, printed
 from tools.docs.pages import ROOT
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "it fits": ("llama-3.1-8b.gguf", {"gpus": "rtx-4090"}),
     "experts on the host": ("qwen3-30b-a3b.gguf", {"gpus": ["12GiB", "rtx-3060-12gb"], "host_memory": "64GiB"}),

@@ -15,6 +15,8 @@ from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.llama_builds import NEWEST, where
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 HOST = "60GB/s"
 GPT_OSS = "shape://gpt-oss-120b"
 MODELS = ("llama-3.1-8b", "gemma3-12b", "deepseek-v3.1")

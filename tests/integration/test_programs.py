@@ -39,6 +39,8 @@ from tools.tiny import write_tiny
 from tools.tiny_kinds import write_bert, write_hybrid, write_swa
 
 SERVER, CLI, PYTHON, BENCH = [*PROGRAMS][:4]
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 ANY = "any"
 CHECKPOINTED = ("swa", "hybrid")
 
@@ -336,7 +338,8 @@ def test_an_open_context_leaves_half_for_what_the_server_keeps(
 
 
 def test_what_is_kept_gets_less_where_the_user_sets_the_context(folder: Path) -> None:
-    words: dict[str, Any] = {"gpus": "none", "host_memory": "16GiB", "program": SERVER}
+    # a worker of its own each: one that is shared remembers loads
+    words: dict[str, Any] = {"gpus": "none", "host_memory": "16GiB", "program": SERVER, "worker": None}
     fitted, given, most = (
         fitter.fit(folder / "llama-3.1-8b.gguf", **words, **more)
         for more in ({}, {"n_ctx": 65536}, {"objective": "context"})

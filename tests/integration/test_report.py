@@ -30,6 +30,8 @@ from tests.support.pages import MARKUP, PHONE, WIDE, heard, opened, pasted, serv
 from tools import shapes
 from tools.tiny import TINY_DENSE, write_tiny
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 

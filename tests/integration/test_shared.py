@@ -26,6 +26,8 @@ from tools.tiny import TINY_DENSE, write_tiny
 from tools.tiny_lora import write_lora
 from tools.tiny_projector import TinyProjector, write_projector
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 GPUS = ("1GiB", "1GiB")
 MIB = 1024 * 1024
 
@@ -79,7 +81,8 @@ SLOTS: dict[str, dict[str, Any]] = {
 def test_a_draft_model_adds_what_it_takes_alone(
     main_model: Path, draft: Path, place: tuple[str, ...], given: dict[str, Any]
 ) -> None:
-    pins: dict[str, Any] = {"n_ctx": 4096, "n_ubatch": 512, "tensor_split": (2, 3), **given}
+    # a worker of its own each: one that is shared remembers loads
+    pins: dict[str, Any] = {"n_ctx": 4096, "n_ubatch": 512, "tensor_split": (2, 3), "worker": None, **given}
     without = fit(main_model, **pins)
     plan = fit(main_model, model_draft=draft, devices_draft=place or ["none"], **pins)
     alone = fitter.measure(
