@@ -149,7 +149,7 @@ lint: install ## ruff, and mypy --strict for three systems
 	@for system in linux win32 darwin; do $(PY) -m mypy --strict --platform $$system --cache-dir .mypy_cache/$$system fitter || exit 1; done
 
 .PHONY: test-unit
-test-unit: install ## tests/unit alone, which needs nothing but the install: half a minute on two cores
+test-unit: install ## tests/unit alone, which needs nothing but the install: a minute and a half on two cores
 	@$(PY) -m pytest tests/unit -n $(JOBS) $(PYTEST_ARGS)
 
 # Of the distribution: what pip could bring is a browser for one version of a test library.
