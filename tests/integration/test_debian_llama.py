@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fitter.llama.build.compared import comparisons
+from tests.support.cases import cases
 from tools import debian_llama
 from tools.debian_llama import NAME, DebianLlama
 from tools.llama_builds import FetchError
@@ -30,8 +31,8 @@ def run(debian: DebianLlama, *words: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("profile", ["cuda", "rocm"])
-def test_as_many_loads_are_equal_as_plans_say(debian: DebianLlama, profile: str) -> None:
+@cases("cuda", "rocm")
+def test_as_many_loads_are_equal_as_plans_say(profile: str, debian: DebianLlama) -> None:
     words = {"cuda": ("--library", NAME, debian.libraries), "rocm": ("--rocm", NAME, debian.libraries, debian.hip)}
     (known,) = (each for each in comparisons(profile) if each.llama_cpp == NAME)
     assert f"{known.equal} of {known.rows} equal, by {known.by}" in run(debian, "tools.compared", *words[profile])

@@ -45,7 +45,7 @@ def tiny_split_model(tmp_path_factory: pytest.TempPathFactory, request: pytest.F
     return write_tiny(tmp_path_factory.mktemp("tiny") / "model.gguf", model)
 
 
-@pytest.mark.parametrize(("build", "table"), [(PINNED, "held.jsonl.gz"), (NEWEST, "held-0.27.jsonl.gz")])
+@cases((PINNED, "held.jsonl.gz"), (NEWEST, "held-0.27.jsonl.gz"))
 def test_cards_hold_what_is_said(build: str, table: str, directory: Path) -> None:
     stored = loads.stored(STORED / table)
     drawn = loads.draw(len(stored), 1)

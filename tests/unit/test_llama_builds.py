@@ -113,7 +113,7 @@ def test_cpu_plugins(place: str, tmp_path: Path) -> None:
     assert "libggml-cuda.so" in dict(build.build_ids)
 
 
-@pytest.mark.parametrize("named", ["", "bin/llama-server"])
+@cases("", "bin/llama-server")
 def test_plugins_beside_the_program(named: str, tmp_path: Path) -> None:
     install(tmp_path / "lib", cpu="")
     program = tmp_path / "bin" / "llama-server"

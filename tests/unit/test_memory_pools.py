@@ -53,18 +53,17 @@ def test_with_vulkan_a_maker_is_told_by_its_name(tmp_path: Path, description: st
 
 MIB_OF_SPARK = (124610, 42516, 118425)
 """MemTotal, MemFree and MemAvailable of a DGX Spark that has just written 60 GB: unslothai/unsloth#10704."""
-PAGE_CACHE = {
+
+
+@named_cases(
     # type, backend, description, MiB that the backend reports and that a plan takes
-    "what CUDA reports": ("igpu", "CUDA", "NVIDIA GB10", 42516, 118425),
-    "what ggml-cuda reports on Linux": ("igpu", "CUDA", "NVIDIA GB10", 118425, 118425),
-    "with Vulkan": ("igpu", "Vulkan", "NVIDIA GB10", 42516, 118425),
-    "a card": ("gpu", "CUDA", "NVIDIA GeForce RTX 4090", 20000, 20000),
-    "an AMD processor's": ("igpu", "Vulkan", "AMD Radeon 890M", 20000, 20000),
-    "a Spark behind RPC": ("igpu", "RPC", "NVIDIA GB10", 42516, 42516),
-}
-
-
-@pytest.mark.parametrize(("type", "backend", "description", "says", "free"), PAGE_CACHE.values(), ids=PAGE_CACHE)
+    ("what CUDA reports", "igpu", "CUDA", "NVIDIA GB10", 42516, 118425),
+    ("what ggml-cuda reports on Linux", "igpu", "CUDA", "NVIDIA GB10", 118425, 118425),
+    ("with Vulkan", "igpu", "Vulkan", "NVIDIA GB10", 42516, 118425),
+    ("a card", "gpu", "CUDA", "NVIDIA GeForce RTX 4090", 20000, 20000),
+    ("an AMD processor's", "igpu", "Vulkan", "AMD Radeon 890M", 20000, 20000),
+    ("a Spark behind RPC", "igpu", "RPC", "NVIDIA GB10", 42516, 42516),
+)
 def test_the_page_cache_of_a_shared_memory_is_free(
     type: str, backend: str, description: str, says: int, free: int
 ) -> None:

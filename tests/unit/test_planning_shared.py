@@ -174,15 +174,12 @@ def test_a_draft_model_too_large_for_one_device_is_spread_as_the_model_is() -> N
     assert "-ts" not in words and plan.params.tensor_split, "it has the model's"
 
 
-SHORT = {
+@named_cases(
     # MiB free, whether the whole model fits with all of its context
-    "a context that grows": (1500, False),
-    "layers on the host": (900, False),
-    "room for all": (8000, True),
-}
-
-
-@pytest.mark.parametrize(("free", "has_room"), SHORT.values(), ids=SHORT)
+    ("a context that grows", 1500, False),
+    ("layers on the host", 900, False),
+    ("room for all", 8000, True),
+)
 def test_drafting_has_a_smaller_micro_batch_where_memory_is_short(free: int, has_room: bool) -> None:
     def planned(**more: Any) -> tuple[Plan, set[int]]:
         draft = SyntheticDraft(of_batch=256 * 1024)
