@@ -23,8 +23,9 @@ def library(
     directory: Path, *options: str, zig: str = MAC.zig, text: str = "int f(void) { return 1; }"
 ) -> lief.MachO.Binary:
     (directory / "a.c").write_text(text)
-    call = [sys.executable, "-m", "ziglang", "cc", "-target", zig, "-shared", "a.c", "-o", "liba.dylib", *options]
-    subprocess.run(call, cwd=directory, check=True)
+    # without -nostdlib zig compiles a library of its own for each target, for 15 seconds
+    call = ["ziglang", "cc", "-target", zig, "-shared", "-nostdlib", "-lSystem", "a.c", "-o", "liba.dylib", *options]
+    subprocess.run([sys.executable, "-m", *call], cwd=directory, check=True)
     return lief.MachO.parse(str(directory / "liba.dylib")).at(0)
 
 
