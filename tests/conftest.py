@@ -17,7 +17,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 LONGEST_FIRST = (
-    "test_under_wine",
     *("test_docs", "test_against_upstream", "test_llama_builds_refused", "test_shared", "test_regression"),
     *("test_search_properties", "test_skeleton_plans", "test_hostile_text", "test_bad_input", "test_formats"),
     *("test_failed_loads", "test_builds_compared", "test_llama_builds_plans", "test_verify_server", "test_packaging"),
@@ -27,6 +26,9 @@ LONGEST_FIRST = (
     *("test_mutated_headers", "test_interrupt", "test_malformed_headers"),
 )
 """Files that take longest in `make test` on two cores: they begin first, so that no process works alone at the end."""
+
+WAITING = ("test_under_wine", "test_windows")
+"""Files for which CI still makes something ready when the tests begin."""
 
 
 SLOW = {
@@ -135,7 +137,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> int:
         name = item.path.stem
-        return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST) + ("unit" in item.path.parts)
+        if name in LONGEST_FIRST:
+            return LONGEST_FIRST.index(name)
+        return len(LONGEST_FIRST) + (2 if "unit" in item.path.parts else name in WAITING)
 
     for item in items:
         if any(part in item.name for part in SLOW.get(item.path.stem, ())):

@@ -183,9 +183,21 @@ def _unpack_python(directory: Path) -> None:
     for path in (directory / "cp313").iterdir():
         path.rename(directory / path.name)
     (directory / "cp313").rmdir()
-    zig = (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-shared", "-s", "-ladvapi32")
+    zig = (
+        sys.executable,
+        "-m",
+        "ziglang",
+        "cc",
+        "-target",
+        "x86_64-windows-gnu",
+        "-shared",
+        "-nostdlib",
+        "-s",
+        "-ladvapi32",
+    )
     library = directory / "bcryptprimitives.dll"
-    _do(*zig, str(Path(__file__).with_name("bcryptprimitives.c")), "-o", str(library))
+    source = Path(__file__).with_name("bcryptprimitives.c")
+    _do(*zig, "-shared", "-nostdlib", "-s", "-ladvapi32", str(source), "-o", str(library))
     # Python does without it; wine 8 ends the process that asks it, as platform.system() does
     (directory / "DLLs" / "_wmi.pyd").unlink()
 
