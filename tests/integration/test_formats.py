@@ -312,8 +312,8 @@ def test_upstream_has_every_option_by_every_name(reader: Path, tmp_path: Path) -
     values |= {"cache-type-k": "q8_0", "cache-type-v": "q8_0", "flash-attn": "off", "spec-type": "draft-mtp"}
     values |= {"rpc": "127.0.0.1:1", "device-draft": "none", "mmproj-device": "none", "cache-type-k-draft": "q8_0"}
     values |= {"load-mode": "none", "cache-type-v-draft": "q8_0", "lora-scaled": "a.gguf:2"}
-    # the pinned llama.cpp lacks two of them
-    newer = ("moe-cache-mib", "n-cpu-ffn")
+    # the pinned llama.cpp lacks three of them
+    newer = ("moe-cache-mib", "n-cpu-ffn", "spec-draft-n-ubatch")
     for option in (each for each in option_values.options().values() if each.key not in newer):
         value = option.value or values.get(option.key, "7")
         for key in filter(None, (option.key, option.env)):
