@@ -94,8 +94,8 @@ def clean_environment() -> Iterator[None]:
 def sabotage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the command ``host`` of a worker do what the variable ``SABOTAGE`` says first."""
     prelude = (
-        "import os, time, ctypes; from fitter.llama.worker.worker import Session; host = Session.host; "
-        "Session.host = lambda self: (exec(os.environ.get('SABOTAGE', '')), host(self))[1]; "
+        "import os, time, ctypes; from fitter.llama.worker.worker import Commands; host = Commands.host; "
+        "Commands.host = lambda self: (exec(os.environ.get('SABOTAGE', '')), host(self))[1]; "
     )
     start, _, rest = interpreter.BOOT.partition("from {module}")
     monkeypatch.setattr(interpreter, "BOOT", start + prelude + "\nfrom {module}" + rest)

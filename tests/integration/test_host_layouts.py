@@ -120,9 +120,9 @@ def test_a_worker_has_them_where_it_is_asked_about_this_machine(
     kept_verdict(problem)
     mac = describe([VirtualDevice("MTL0", "Apple M3 Max", "metal", 0, 2**36, 2**36)])
     code = f"""
-from fitter.llama.worker.worker import Session
+from fitter.llama.worker.worker import Commands
 
-session = Session()
+session = Commands()
 for description in ({mac!r}, "", {mac!r}):
     session.configure(description)
     rows = session.measure(sys.argv[1], Params(n_ctx=256, devices=(), n_gpu_layers=0), "own", False).rows
