@@ -32,6 +32,7 @@ WAITING = ("test_under_wine", "test_windows")
 
 
 SLOW = {
+    "test_returned_map": ("clang",),
     "test_docs": (
         *("choose-a-quantization", "compare-builds", "split-mode-tensor", "server-memory", "verify-and-calibrate"),
         *("reports", "models-without-a-file", "guides/pytest", "guides/ci", "draft-models", "which-gpu-to-buy"),
