@@ -246,7 +246,9 @@ def _of_program(where: str, path: str) -> Build:
             "directory"
         )
     program_folder = os.path.dirname(os.path.realpath(path))
-    return _make_build(where, libllama.path, linker.needed_by(libllama, libraries), (os.path.dirname(libllama.path), program_folder))
+    return _make_build(
+        where, libllama.path, linker.needed_by(libllama, libraries), (os.path.dirname(libllama.path), program_folder)
+    )
 
 
 def _links_llama(program: str) -> bool:

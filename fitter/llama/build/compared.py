@@ -15,8 +15,8 @@ from typing import Any
 
 from fitter.llama.build.cuda_library import Answering
 from fitter.llama.build.functions import same_commit
-from fitter.version import numbers_of
 from fitter.llama.virtual import VirtualDevice
+from fitter.version import numbers_of
 
 SIMULATED = "the cards were simulated by"
 """The beginning of a note of a plan."""
@@ -86,8 +86,8 @@ def said_of(profile: str, ggml: str, commit: str) -> str:
     if comparison.equal == comparison.rows:
         return ""
     return (
-        f"the rules of the {profile} profile say what this llama.cpp does for {comparison.equal} of {comparison.rows} drawn "
-        f"loads; the others are {comparison.left}"
+        f"the rules of the {profile} profile say what this llama.cpp does for {comparison.equal} of {comparison.rows} "
+        f"drawn loads; the others are {comparison.left}"
     )
 
 

@@ -108,8 +108,8 @@ def _fields_of(name: str, known: Fields, written: Written) -> Fields | None:
 
 
 def _ways(name: str, known: tuple[tuple[str, str], ...], end: int, written: Written, changes: int) -> Iterator[Placed]:
-    """Yield every sequence of fields behind ``end`` that fits the written bytes: the ``known`` ones in order, with exactly
-    ``changes`` fields new or gone.
+    """Yield every sequence of fields behind ``end`` that fits the written bytes: the ``known`` ones in order, with
+    exactly ``changes`` fields new or gone.
     """
     if not known and not changes and not _is_written(written, end, len(written[0])):
         yield ()

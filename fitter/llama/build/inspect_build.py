@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from fitter.errors import FitterError
-from fitter.llama.processes import interpreter, worker_environment
-from fitter.llama.build import stored_answers
 from fitter.llama.build import library as native
+from fitter.llama.build import stored_answers
 from fitter.llama.build.build_folder import PYTHON, Build, find, has_python, on_path
 from fitter.llama.build.functions import ggml_version, same_commit
 from fitter.llama.build.opening import best_of, open_build
+from fitter.llama.processes import interpreter, worker_environment
 from fitter.llama.types import LlamaCpp
 
 _PATIENCE = 60.0

@@ -98,14 +98,16 @@ def disagreement(layout: Layout, written: Mapping[str, Written]) -> str | None:
             if wrong := disagreement_of_field(name, field, kind, end, written[name]):
                 return f"{name}{wrong}"
         size = aligned(end, max(map(SIZES.__getitem__, fields.values())))
-        behind = (memory[size:].strip(bytes((filling,))) for memory, filling in zip(written[name], _FILLINGS, strict=True))
+        behind = (
+            memory[size:].strip(bytes((filling,))) for memory, filling in zip(written[name], _FILLINGS, strict=True)
+        )
         if any(behind):
             return f"{name} has more than {size} bytes"
     return None
 
 
 def disagreement_of_field(name: str, field: str, kind: str, end: int, written: Written) -> str:
-    """Say where a field of the struct ``name`` that ends at ``end`` disagrees with the written bytes; '' if it agrees."""
+    """Say where a field of the struct ``name`` that ends at ``end`` disagrees with the written bytes, or ''."""
     first, second = (memory[end - SIZES[kind] : end] for memory in written)
     if end > len(written[0]) or first != second:
         return f".{field} is not written"

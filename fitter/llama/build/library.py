@@ -19,10 +19,10 @@ import fitter.llama
 from fitter.errors import LibraryError, UsageError
 from fitter.installation import install_command
 from fitter.llama.build import linking, opening
-from fitter.llama.processes import worker_environment
 from fitter.llama.build.build_folder import PYTHON, Build, find
-from fitter.llama.build.epochs import Epoch, backend_rules, epoch_of
+from fitter.llama.build.epochs import backend_rules, epoch_of
 from fitter.llama.build.functions import Functions, backend_api, ggml_version, same_commit
+from fitter.llama.processes import worker_environment
 
 if TYPE_CHECKING:
     from fitter.llama.types import LlamaCpp
@@ -354,7 +354,8 @@ def declarations() -> Any:
     except ModuleNotFoundError as error:
         if error.name == DECLARATIONS:
             raise LibraryError(
-                f"_declarations.py is missing beside fitter's Python files: reinstall llama-fitter ({install_command()})"
+                "_declarations.py is missing beside fitter's Python files: reinstall llama-fitter "
+                f"({install_command()})"
             ) from error
         raise LibraryError("cffi is not installed: pip install cffi") from error
 

@@ -42,7 +42,12 @@ def linked(path: str, before: str = "") -> dict[str, Linked]:
         # The origin of a program is where its file is, that of a library where it was found, be that a link.
         origin = os.path.dirname(os.path.realpath(file) if file == program and not linking.name else file)
         rpath = inherited if linking.runpath else (*_expand_origin(origin, linking.rpath), *inherited)
-        places = (before, *(() if linking.runpath else rpath), *system.environment_places(), *_expand_origin(origin, linking.runpath))
+        places = (
+            before,
+            *(() if linking.runpath else rpath),
+            *system.environment_places(),
+            *_expand_origin(origin, linking.runpath),
+        )
         for name in linking.needed:
             if name in libraries or name.startswith(system.SYSTEM):
                 continue
@@ -94,4 +99,8 @@ def _search(name: str, places: tuple[str, ...]) -> str:
 
 def missing(libraries: dict[str, Linked]) -> list[str]:
     """Return the names of llama.cpp's libraries that the linker would not find."""
-    return [each.name for each in libraries.values() if not each.path and os.path.basename(each.name).startswith(system.SOUGHT)]
+    return [
+        each.name
+        for each in libraries.values()
+        if not each.path and os.path.basename(each.name).startswith(system.SOUGHT)
+    ]

@@ -9,8 +9,8 @@ import ctypes
 import os
 
 from fitter.errors import LibraryError
-from fitter.llama.build.epochs import epoch_of
 from fitter.llama.build import linking
+from fitter.llama.build.epochs import epoch_of
 from fitter.llama.build.functions import Functions, ggml_version
 
 TYPE_CHECKING = False

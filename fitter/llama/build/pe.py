@@ -100,7 +100,9 @@ class _Image:
 
     def _part(self, number: int) -> tuple[int, int]:
         """Return offset and bytes of a part; (0, 0) without it."""
-        address, size = struct.unpack_from("<II", self._data, self._parts + 8 * number) if number < self._n_parts else (0, 0)
+        address, size = (
+            struct.unpack_from("<II", self._data, self._parts + 8 * number) if number < self._n_parts else (0, 0)
+        )
         return (self._offset(address), size) if address else (0, 0)
 
     def _offset(self, address: int) -> int:

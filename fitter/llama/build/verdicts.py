@@ -14,9 +14,9 @@ from typing import NamedTuple
 from fitter import system
 from fitter.errors import LibraryError
 from fitter.llama.build import stored_answers
+from fitter.llama.build.build_folder import Build
 from fitter.llama.build.linking import binaries
 from fitter.llama.processes import interpreter, worker_environment
-from fitter.llama.build.build_folder import Build
 from fitter.llama.processes.worker_exit import is_resource_error
 from fitter.storage import folders
 

@@ -17,6 +17,22 @@ OUT_OF_MEMORY_STATUS = errno.ENOMEM
 
 _FAULT = "fitter: fault of process "
 
+_SCARCE = (
+    *(errno.EAGAIN, errno.EDQUOT, errno.EFBIG, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    errno.ENOSPC,
+)
+_WORDS = "|".join(re.escape(os.strerror(number)) for number in _SCARCE)
+_SAYS = re.compile(
+    rf"bad_alloc|MemoryError|out of memory|failed to map segment|{_WORDS}"
+    r"|(?:fail|unable|cannot|could not|not enough)[^\n]*(?:\balloc|memory)",
+    re.IGNORECASE,
+)
+
+_OUT_OF_MEMORY = ("std::bad_alloc", "insufficient memory", "Cannot allocate memory", "cannot allocate memory")
+"""Messages of C++, ggml (``ggml_aligned_malloc``) and the C library without host memory."""
+_OUT_OF_ADDRESSES = ("failed to allocate", "unable to allocate")
+"""Messages of llama.cpp without a buffer: a refusal, unless this process's addresses are limited."""
+
 
 @dataclass(frozen=True)
 class WorkerExit:
@@ -64,23 +80,6 @@ class WorkerExit:
             return lines[-1]
         errors = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower()]
         return (errors or lines or [""])[-1]
-
-
-_SCARCE = (
-    *(errno.EAGAIN, errno.EDQUOT, errno.EFBIG, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
-    errno.ENOSPC,
-)
-_WORDS = "|".join(re.escape(os.strerror(number)) for number in _SCARCE)
-_SAYS = re.compile(
-    rf"bad_alloc|MemoryError|out of memory|failed to map segment|{_WORDS}"
-    r"|(?:fail|unable|cannot|could not|not enough)[^\n]*(?:\balloc|memory)",
-    re.IGNORECASE,
-)
-
-_OUT_OF_MEMORY = ("std::bad_alloc", "insufficient memory", "Cannot allocate memory", "cannot allocate memory")
-"""Messages of C++, ggml (``ggml_aligned_malloc``) and the C library without host memory."""
-_OUT_OF_ADDRESSES = ("failed to allocate", "unable to allocate")
-"""Messages of llama.cpp without a buffer: a refusal, unless this process's addresses are limited."""
 
 
 def is_resource_error(said: str | FitterError) -> bool:

@@ -44,6 +44,10 @@ from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, SharedU
 from fitter.programs.later import Later
 from fitter.text import LONGEST_NAME, MIB, as_log_line, human, mib, printable
 
+if TYPE_CHECKING:
+    from fitter.machine.gpu_catalogue import CatalogueGpu
+    from fitter.planning.plan.inspection import Inspection
+
 
 def alternative_lines(plan: Plan) -> list[Text]:
     """Draw for each alternative the words to add (or the other file), and the tokens per second with them and now."""
@@ -81,10 +85,6 @@ def _speed(of: Alternative | Price, is_prompt: bool) -> str:
         return f"{speed(of.prompt_tokens_per_second)} t/s prompt"
     return f"{speed(of.generation_tokens_per_second)} t/s"
 
-
-if TYPE_CHECKING:
-    from fitter.machine.gpu_catalogue import CatalogueGpu
-    from fitter.planning.plan.inspection import Inspection
 
 _FILE_WIDTH = 120
 _LONGEST_KEY = 80

@@ -118,7 +118,7 @@ def open_library(path: str) -> ctypes.CDLL:
 
 
 def library_of_build(path: str, libraries: Sequence[str]) -> ctypes.CDLL:
-    """Load a libllama: an object with its functions and those of the ``libraries`` that it needs. Raises ``OSError``."""
+    """Load a libllama: an object with its functions and those of ``libraries`` that it needs. Raises ``OSError``."""
     return ctypes.CDLL(path)
 
 

@@ -14,7 +14,7 @@ from fitter.llama.build import pe as binaries
 
 assert sys.platform == "win32"
 
-from ctypes import wintypes
+from ctypes import wintypes  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
