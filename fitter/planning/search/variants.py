@@ -303,6 +303,9 @@ class Variants:
                     trial for each, trial in self._measured.items() if (each.kind, each.devices) == (kind, devices)
                 )
                 if trial := self._measured.get(Variant(kind, here.n_ubatch, devices)) or next(measured, None):
+                    if not trial.fits and rank(replace(trial, missing=())) <= rank(self.best.trial):
+                        # slower even with memory that there is not
+                        break
                     used = trial.used[0]
                     useless = _useless(self.request, used, trial) if used == devices else []
                     devices = self.first_of_equal(device for device in used if device not in useless)
