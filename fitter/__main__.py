@@ -124,8 +124,8 @@ def _leave(number: int, _: object) -> None:
 
 def _tidy() -> None:
     process.end_early()
-    if temporary := sys.modules.get("fitter.storage.temporary"):
-        temporary.remove_all()
+    if folders := sys.modules.get("fitter.storage.folders"):
+        folders.remove_temporary()
 
 
 if __name__ == "__main__":

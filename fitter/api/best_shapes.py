@@ -36,7 +36,7 @@ from fitter.planning.tables.shape_rows import (
     is_enough,
     types_to_plan,
 )
-from fitter.storage.temporary import Directory
+from fitter.storage.folders import TemporaryDirectory
 from fitter.system import processors
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class _Planning:
     def _plan(self, candidate: _Candidate, worker: Worker) -> ShapePlan | None:
         """Plan file types of a model until the best is known; ``None`` if none is useful."""
         planned: list[Quantization] = []
-        with Directory() as directory:
+        with TemporaryDirectory() as directory:
             try:
                 opened = open_model(as_converted(candidate.shape.model), worker.header)
                 file_types = worker.file_types(opened.files, directory)

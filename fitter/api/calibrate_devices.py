@@ -18,7 +18,7 @@ from fitter.machine.machine import choose
 from fitter.model.header import open_model
 from fitter.parameters.table import AnyPath as Path
 from fitter.planning.request.request import Progress
-from fitter.storage.temporary import Directory
+from fitter.storage.folders import TemporaryDirectory
 
 if TYPE_CHECKING:
     from fitter.planning.checked.calibration import Calibration
@@ -68,7 +68,7 @@ def calibrate(
         rpc_of_it = () if virtual else rpc
         return Worker(virtual, timeout=timeout, on_log=on_log, rpc=rpc_of_it, llama_cpp=llama_cpp)
 
-    with start() as real, Directory() as directory:
+    with start() as real, TemporaryDirectory() as directory:
         chosen = choose(real.devices(), devices)
         if not chosen:
             raise LibraryError(

@@ -35,7 +35,7 @@ from fitter.planning.tables.quantization_rows import (
     short,
 )
 from fitter.planning.tables.type_choice import FULL
-from fitter.storage.temporary import Directory
+from fitter.storage.folders import TemporaryDirectory
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -93,7 +93,7 @@ def quants(
     fetch(model, ask.timeout, on_progress)
     with (
         worker_for(ask, worker, on_log) as used_worker,
-        Directory() as directory,
+        TemporaryDirectory() as directory,
     ):
         opened = open_model(model, used_worker.header)
         check_source(opened)

@@ -771,6 +771,6 @@ class _Child:
 
 
 def _temporary_directory() -> contextlib.AbstractContextManager[str]:
-    from fitter.storage.temporary import Directory
+    from fitter.storage.folders import TemporaryDirectory
 
-    return Directory()
+    return TemporaryDirectory()

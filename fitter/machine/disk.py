@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from fitter import system
-from fitter.storage.data_files import read_data
+from fitter.storage.files import read_data
 from fitter.text import MIB
 
 _BLOCK = 8 * MIB

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fitter.llama.types import DeviceInfo, SharedMemory
-from fitter.storage.data_files import read_data
+from fitter.storage.files import read_data
 from fitter.text import MIB
 
 _STEP = 2**14

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fitter.storage.data_files import read_data
+from fitter.storage.files import read_data
 from fitter.text import human
 
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterable
 
 from fitter.llama.types import DeviceInfo, TensorInfo, VirtualDevice
-from fitter.storage.data_files import read_data
+from fitter.storage.files import read_data
 from fitter.text import MIB
 
 _PROFILES = {"CUDA": "cuda", "ROCm": "rocm", "HIP": "rocm", "Vulkan": "vulkan", "MTL": "metal", "Metal": "metal"}

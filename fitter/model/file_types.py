@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fitter.llama.types import TensorInfo
 from fitter.model.shapes.shape_addresses import wanted
-from fitter.storage.data_files import read_data
+from fitter.storage.files import read_data
 
 
 class SmallerType(NamedTuple):

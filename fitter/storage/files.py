@@ -1,11 +1,13 @@
-"""Read files that fitter wrote itself, and replace a file whole or not at all."""
+"""Read files: fitter's own, the data beside modules, and TOML of users; and replace a file whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,37 @@ from typing import Any, BinaryIO
 from fitter import system
 from fitter.errors import AnswerError
 from fitter.text import printable
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML. Raises ``ValueError`` (a ``TOMLDecodeError``) for anything else."""
+    # Imported when it is needed: it takes milliseconds.
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads(text)
+
+
+def read_data(module_file: str, name: str = "") -> dict[str, Any]:
+    """Read the data file beside a module, given as its ``__file__``; by default the file of the module's own name."""
+    path = Path(module_file)
+    return parse_toml((path.with_name(name) if name else path.with_suffix(".toml")).read_text(encoding="utf-8"))
+
+
+_CHARACTERS = r'[\x00-\x1f"%*/:<>?\\|]|[. ]$'
+_DEVICES = r"(?i:CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(?:COM|LPT)[0-9\u00b9\u00b2\u00b3])(?= *(?:\.|$))"
+"""Names that are devices on Windows, with any ending (Microsoft Learn: Naming Files, Paths, and Namespaces)."""
+
+
+def portable(name: str) -> str:
+    """Write ``name`` so that every system takes it for a file: other characters as in an address, such as ``%3A``.
+
+    Different names stay different.
+    """
+    name = re.sub(_CHARACTERS, lambda found: f"%{ord(found[0]):02X}", name)
+    return f"%{ord(name[0]):02X}{name[1:]}" if re.match(_DEVICES, name) else name
+
 
 _LONGEST_TEXT = 64 * 2**20
 """No text that people or fitter write is that long; a model is."""

@@ -23,7 +23,7 @@ from fitter.model.shapes import catalogue, shape_files
 from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.mapping import header_of as mapped
 from fitter.model.shapes.shape_addresses import Wanted, as_converted, beside, named, note, wanted
-from fitter.storage.data_files import parse_toml
+from fitter.storage.files import parse_toml
 from tests.support.cases import cases
 from tests.support.converted import digest, trunk
 

@@ -15,9 +15,8 @@ import pytest
 
 from fitter.llama.build import stored_answers
 from fitter.machine import bandwidth
-from fitter.storage import files, temporary
-from fitter.storage.folders import cache_folder, is_lasting
-from fitter.storage.temporary import Directory
+from fitter.storage import files, folders
+from fitter.storage.folders import TemporaryDirectory, cache_folder, is_lasting
 from tests.support.cases import cases, named_cases
 
 # --- files
@@ -154,7 +153,7 @@ def test_a_cache_that_others_may_write_is_not_used(
         assert stored_answers.read("name") == {"a": 1}, "the rest of this process has it"
         assert not is_lasting()
     assert not [*place.iterdir()]
-    temporary.remove_all()
+    folders.remove_temporary()
 
 
 def test_a_cache_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +189,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_directory_is_private_and_goes(place: Path) -> None:
-    with Directory() as first, Directory() as second:
+    with TemporaryDirectory() as first, TemporaryDirectory() as second:
         (own,) = place.iterdir()
         assert {Path(first).parent, Path(second).parent} == {own}
         assert [path.stat().st_mode & 0o777 for path in (own, Path(first))] == [0o700, 0o700]
@@ -201,8 +200,8 @@ def test_a_directory_is_private_and_goes(place: Path) -> None:
 KILLED = """
 import os, signal, tempfile
 tempfile.tempdir = {place!r}
-from fitter.storage.temporary import Directory
-left = Directory()
+from fitter.storage.folders import TemporaryDirectory
+left = TemporaryDirectory()
 open(left.name + "/file", "w").close()
 if {is_forked} and os.fork():
     os._exit(0)
@@ -221,7 +220,7 @@ def test_what_a_killed_process_has_left_is_swept(place: Path) -> None:
         assert killed.stdout is not None
         left = Path(killed.stdout.readline().strip())
     assert killed.returncode == -signal.SIGKILL and left.is_dir()
-    with Directory() as own:
+    with TemporaryDirectory() as own:
         assert [*place.glob("*/*")] == [Path(own)]
     assert not [*place.iterdir()]
 
@@ -230,16 +229,16 @@ def test_what_somebody_uses_stays(place: Path) -> None:
     with left_by(place, "input()") as process:
         assert process.stdout is not None and process.stdin is not None
         used = Path(process.stdout.readline().strip())
-        with Directory():
+        with TemporaryDirectory():
             assert (used / "file").is_file()
         process.stdin.close()
     assert not used.exists(), "it ends with an error, and its directory with it"
 
 
 def test_a_fork_removes_nothing(place: Path) -> None:
-    with Directory() as own:
+    with TemporaryDirectory() as own:
         if not (pid := os.fork()):
-            temporary.remove_all()
+            folders.remove_temporary()
             os._exit(0)
         os.waitpid(pid, 0)
         assert Path(own).is_dir()
@@ -254,7 +253,7 @@ def test_a_fork_removes_nothing(place: Path) -> None:
 def test_a_name_that_somebody_else_has(make: Callable[[Path], object], place: Path) -> None:
     taken = place / f"fitter-{os.geteuid()}"
     make(taken)
-    with Directory() as own:
+    with TemporaryDirectory() as own:
         assert Path(own).parent == place
         assert Path(own).stat().st_mode & 0o777 == 0o700
     assert [*place.iterdir()] == [taken]
@@ -264,7 +263,7 @@ def test_many_make_and_sweep_at_once(place: Path) -> None:
     """Each has its own until it is done, though all of them remove what is above them."""
     code = KILLED.partition("left =")[0].format(place=str(place)) + (
         "for _ in range(200):\n"
-        "    with Directory() as own:\n"
+        "    with TemporaryDirectory() as own:\n"
         "        open(own + '/file', 'x').close()\n"
         "        assert os.listdir(own) == ['file']\n"
     )

@@ -19,7 +19,7 @@ from fitter.errors import FitterError, LibraryError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import NO_GPU, parse_gpus
-from fitter.storage.temporary import Directory
+from fitter.storage.folders import TemporaryDirectory
 from tools.cases import CASES
 
 _T = TypeVar("_T")
@@ -222,7 +222,7 @@ def compare_placements(worker: Worker, path: Path, gpus: Sequence[VirtualDevice]
     """How many placements were measured both ways, and the first difference, if there is one."""
     worker.configure(gpus)
     count = 0
-    with Directory() as directory:
+    with TemporaryDirectory() as directory:
         # a file of its own: llama.cpp would load the model in place of a skeleton that it refuses
         skeleton = Path(directory, "skeleton.gguf")
         try:

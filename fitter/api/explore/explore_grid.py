@@ -38,7 +38,7 @@ from fitter.planning.tables.exploration import (
     parse_requirement,
 )
 from fitter.planning.tables.quantization_rows import check_source, quantization
-from fitter.storage.temporary import Directory
+from fitter.storage.folders import TemporaryDirectory
 from fitter.text import LONGEST_NAME, printable
 
 MAX_CELLS = 2000
@@ -208,7 +208,7 @@ def _headers_of(
     model: Model, types: Sequence[str | None], worker: Worker
 ) -> dict[str | None, tuple[CellHeader | str, dict[str, Any]]]:
     """Return the header of ``model`` in each file type or the reason why there is none, and what a cell has of it."""
-    with Directory() as directory:
+    with TemporaryDirectory() as directory:
         if types == (None,):
             weights = sum(math.prod(tensor.shape) for tensor in model.tensors)
             facts = {"bits_per_weight": 8 * model.bytes / weights if weights else None}
@@ -374,7 +374,7 @@ def _confirm_first(
             else:
                 header = headers.header(cell)
                 assert isinstance(header, CellHeader)
-                with Directory() as directory:
+                with TemporaryDirectory() as directory:
                     path = Path(directory) / "model.gguf"
                     header.write(path)
                     plan = api.fit(path, **{**keywords, "skeleton": False})

@@ -24,7 +24,7 @@ from fitter.output.arguments import arguments
 from fitter.planning.plan.plan import Plan
 from fitter.planning.tables.exploration import ExploredCell
 from fitter.storage.files import replacing
-from fitter.storage.temporary import Directory
+from fitter.storage.folders import TemporaryDirectory
 from fitter.version import VERSION
 
 
@@ -145,7 +145,7 @@ class _Workers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[tuple[object, ...], list[RememberingWorker]] = {}
-        self._folder: Directory | None = None
+        self._folder: TemporaryDirectory | None = None
         self._ending: threading.Timer | None = None
         self._busy = 0
         self._owner = 0
@@ -184,7 +184,7 @@ class _Workers:
         self._begin()
         with self._lock:
             if self._folder is None:
-                self._folder = Directory()
+                self._folder = TemporaryDirectory()
             path = Path(self._folder.name) / f"{header.digest[:32]}.gguf"
         if not path.exists():
             header.write(path)

@@ -25,7 +25,7 @@ from fitter.llama.load.real_load import RealLoad
 from fitter.llama.processes import worker_environment
 from fitter.llama.processes.worker_exit import is_resource_error
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice, describe
-from fitter.storage.temporary import Directory
+from fitter.storage.folders import TemporaryDirectory
 from fitter.system import DESCRIPTORS
 
 _GIB = 1 << 30
@@ -160,7 +160,7 @@ def problem_of_loaded() -> str:
 def _models(*kinds: Sequence[Tensor]) -> Iterator[tuple[str, ...]]:
     """Write models and yield their paths. A crash leaves no file where a deleted file can still be opened."""
     with ExitStack() as stack:
-        with Directory() as folder:
+        with TemporaryDirectory() as folder:
             paths = [write(Path(folder), tensors) for tensors in kinds]
             if sys.platform != "linux" or not os.path.isdir(DESCRIPTORS):
                 yield tuple(map(str, paths))

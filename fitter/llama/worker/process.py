@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fitter.storage.temporary import Directory
+    from fitter.storage.folders import TemporaryDirectory
 
 _CLOSE_SECONDS = 5.0
 _WORD = b"\n"
@@ -51,7 +51,7 @@ class Process:
         self._parent = os.getpid()
         self._is_dismissed = False
         self._is_awake = not (is_fork and is_asleep)
-        self._files: Directory | None = None
+        self._files: TemporaryDirectory | None = None
         if is_fork:
             parent, is_awake = self._parent, self._is_awake
             self._child = system.Child(lambda: _become_worker(path, environment, parent, is_awake), environment)
@@ -259,13 +259,13 @@ def _environment(variables: Mapping[str, str], like: Process | None) -> tuple[li
     return interpreter.search_path(), environment
 
 
-def _folder_for_files() -> tuple[Directory | None, dict[str, str]]:
+def _folder_for_files() -> tuple[TemporaryDirectory | None, dict[str, str]]:
     """Return a folder for a worker's temporary files where those have names, and variables that name it."""
     if system.DESCRIPTORS:
         return None, {}
-    from fitter.storage.temporary import Directory
+    from fitter.storage.folders import TemporaryDirectory
 
-    folder = Directory()
+    folder = TemporaryDirectory()
     return folder, dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder.name)
 
 

@@ -19,8 +19,7 @@ from fitter.errors import ModelError
 from fitter.model.files import header_cache
 from fitter.model.files.addresses import Address
 from fitter.model.files.source import show
-from fitter.storage.file_names import portable
-from fitter.storage.files import read
+from fitter.storage.files import portable, read
 from fitter.storage.folders import cache_folder
 
 _ABOUT, _FILES, _PIECE = "about.json", "files", 1 << 20

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import UsageError
-from fitter.storage.data_files import parse_toml
+from fitter.storage.files import parse_toml
 from fitter.text import printable
 
 _FOLDER = Path(__file__).with_name("catalogue")

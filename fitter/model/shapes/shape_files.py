@@ -26,9 +26,8 @@ from fitter.model.shapes.config import LONGEST, parse
 from fitter.model.shapes.mapping import header_of
 from fitter.model.shapes.shape_addresses import CONFIG, CONVERTED, DEFAULT_TYPE, PACKED_TYPE, Wanted, unknown_type
 from fitter.model.shapes.shape_header import ShapeHeader
-from fitter.storage.file_names import portable
-from fitter.storage.folders import cache_folder
-from fitter.storage.temporary import Directory
+from fitter.storage.files import portable
+from fitter.storage.folders import TemporaryDirectory, cache_folder
 
 _FULL = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 """File types of the conversion, without quantization."""
@@ -143,7 +142,7 @@ def _quantized(path: Path, wanted: Wanted, timeout: float | None) -> Path:
     if _is_there(place):
         return place
     asked = Worker(llama_cpp=build.where, timeout=DEFAULT_TIMEOUT if timeout is None else timeout)
-    with asked as worker, Directory() as directory:
+    with asked as worker, TemporaryDirectory() as directory:
         file_types = worker.file_types([path], directory)
         types = {each.name: each for each in file_types.found}
         if kind not in types:

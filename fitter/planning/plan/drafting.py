@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.pricing.pricing import Price
-from fitter.storage.data_files import read_data
+from fitter.storage.files import read_data
 
 DEEPEST = 8
 """The most tokens at a time that are estimated: no published run (tests/data/speeds/speculation.csv) drafts more."""
