@@ -22,7 +22,7 @@ import fitter
 from fitter.api.fleet_candidates import FleetCase, ModelPlanner, PlannedWay, room_of
 from fitter.api.plan_fleet import FleetRequest, plan_fleet
 from fitter.api.shared_models import bytes_of_a_process
-from fitter.machine.disk import default_bandwidth
+from fitter.machine.host import default_disk_bandwidth
 from fitter.planning.fleet.members import FleetRoom, Member, Way
 from tools.fleet_cases import FLEETS, FleetExample
 from tools.fleet_replay import PATTERNS, POLICIES, Asked, Replayed, ReplayModel, Setup, draw, read_log, replay
@@ -49,7 +49,7 @@ def _of_fit(words: Mapping[str, Any]) -> dict[str, Any]:
     return {key: word for key, word in words.items() if key not in (*_OWN, "model")}
 
 
-_DISK = default_bandwidth()[0]
+_DISK = default_disk_bandwidth()[0]
 
 
 def setup_of(

@@ -12,9 +12,9 @@ from fitter.api.checked_call import checked_call
 from fitter.errors import LibraryError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import VirtualDevice
-from fitter.machine import calibrated
 from fitter.machine.gpu import parse_twin
 from fitter.machine.machine import choose
+from fitter.machine.measured import store_calibrated
 from fitter.model.header import open_model
 from fitter.parameters.table import AnyPath as Path
 from fitter.planning.request.request import Progress
@@ -94,5 +94,5 @@ def calibrate(
             comparisons.append(calibration.compare_loads(partial(real.measure, reserve=True), loads, info))
             measured.append(calibration.device_calibration(info, twins[info.name], loads))
     records = calibration.records(measured)
-    stored = calibrated.store(records) if store and records else None
+    stored = store_calibrated(records) if store and records else None
     return Calibration(tuple(measured), tuple(comparisons), stored)

@@ -15,9 +15,9 @@ from fitter.errors import ModelError, PlanError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import VirtualDevice
 from fitter.machine import gpu_catalogue
+from fitter.machine.device_memory import has_half_experts, unaccounted
 from fitter.machine.machine import choose, device_speeds
 from fitter.machine.speed import default_host
-from fitter.machine.unaccounted import has_half_experts, unaccounted
 from fitter.model import location
 from fitter.model.file_types import source_type
 from fitter.model.shapes import shape_addresses as shapes

@@ -22,8 +22,9 @@ from fitter.api.tokenizer_check import tokenizer_check
 from fitter.llama.client import Worker
 from fitter.llama.types import RPC
 from fitter.llama.worker import process
-from fitter.machine import calibrated, gpu_catalogue, tuned
+from fitter.machine import gpu_catalogue
 from fitter.machine.machine import machine_of
+from fitter.machine.measured import corrected, read_calibrated
 from fitter.model.files import source
 from fitter.model.header import Model, open_model
 from fitter.parameters.table import AnyPath as Path
@@ -125,7 +126,7 @@ def fit(
         machine = machine_of(
             worker.devices, ask.virtual, ask.host_memory, is_described=ask.is_described, has_rpc=bool(ask.rpc)
         )
-        calibrations = () if ask.virtual else calibrated.read()
+        calibrations = () if ask.virtual else read_calibrated()
         llama_cpp = worker.build()
         known_of_program = facts_of_program(ask.program, llama_cpp, worker.llama_cpp_for(ask.llama_cpp))
         ask, read_as = ask.for_texts(opened)
@@ -137,7 +138,7 @@ def fit(
             asked = ask.having(words, known_of_program)
             request = request_of(asked, opened, machine, questions_of(asked, worker, machine), calibrations)
             if not asked.is_described and request.host_speed is not None:
-                speeds, host = tuned.corrected(request.speeds, request.host_speed, machine.devices, llama_cpp.key)
+                speeds, host = corrected(request.speeds, request.host_speed, machine.devices, llama_cpp.key)
                 request = replace(request, speeds=speeds, host_speed=host)
             server_memory = ServerMemory(asked, worker, opened, drafts, known_of_program)
 
@@ -206,11 +207,11 @@ def fit(
         why = why_no_gpu(machine.devices, worker.llama_cpp_for(ask.llama_cpp))
         notes = (why, *notes) if why else notes
     if system.DRIVERS_SPILL and not ask.is_described:
-        from fitter.machine import spilling
+        from fitter.machine.device_memory import spilling_notes
 
         cards = {device.name for device in machine.devices if device.type == "gpu"} - remote
         near = ((use.name, use.total, use.loaded.left) for use in plan.devices if use.used and use.name in cards)
-        notes = (*notes, *spilling.notes(near))
+        notes = (*notes, *spilling_notes(near))
     # a message of its own says that a device is left out, and why: not also that it stays idle
     out = {each.device for each in plan.left_out}
     plan = replace(plan, notes=tuple(note for note in plan.notes if set(note.split(" stay")[0].split(", ")) - out))

@@ -11,8 +11,8 @@ from fitter.api.call_worker import one_load
 from fitter.api.checked_call import checked_worker_call
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown
-from fitter.machine import tuned
 from fitter.machine.machine import choose, device_speeds, speed_of_host
+from fitter.machine.measured import corrected
 from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Estimating, Measuring
 from fitter.planning.plan.request_of_machine import pinned_by
@@ -103,7 +103,7 @@ def estimate(
         speeds = device_speeds(infos, every, ask.virtual, load.worker.speed, ask.remote_bandwidths)
         host = speed_of_host(ask.host_bandwidth, is_described=ask.is_described, virtual=ask.virtual)
         if not ask.is_described:
-            speeds, host = tuned.corrected(speeds, host, infos, load.worker.build().key)
+            speeds, host = corrected(speeds, host, infos, load.worker.build().key)
         return price_any_split(
             facts_of(load.model),
             layout,

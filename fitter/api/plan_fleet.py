@@ -20,7 +20,7 @@ from fitter.api.fleet_problems import beyond_its_budget, why_not
 from fitter.api.repeat_load import fit_keywords_of
 from fitter.errors import LlamaCppError, PlanError, UsageError
 from fitter.machine.bandwidth import parse_bandwidth
-from fitter.machine.disk import default_bandwidth, read_bandwidth
+from fitter.machine.host import default_disk_bandwidth, disk_bandwidth
 from fitter.model.files.source import show
 from fitter.model.location import is_address, model_files
 from fitter.parameters.table import GOALS, Fitting
@@ -177,9 +177,9 @@ def _disk(request: FleetRequest) -> Disk:
     if request.is_here:
         local = [file for case in request.cases if not is_address(case.model) for file in model_files(case.model)]
         for file in sorted(local, key=lambda file: -file.stat().st_size):
-            if measured := read_bandwidth(file):
+            if measured := disk_bandwidth(file):
                 return Disk(measured, f"measured with {file.name}")
-    return Disk(*default_bandwidth())
+    return Disk(*default_disk_bandwidth())
 
 
 class _FleetPlanner:

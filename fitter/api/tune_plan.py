@@ -15,8 +15,8 @@ from fitter.api.checked_call import checked_call
 from fitter.api.fit_model import fit
 from fitter.api.verify_plan import real_load_patience
 from fitter.errors import LlamaCppError, PlanError, TimeLimitError, UsageError
-from fitter.machine import tuned
 from fitter.machine.bandwidth import key_of, this_host
+from fitter.machine.measured import factors_of, read_tuned, store_tuned, tuned_document, tuned_rows
 from fitter.model import location
 from fitter.output.arguments import arguments, command, shell_line
 from fitter.output.option_values import with_absolute_paths
@@ -248,12 +248,12 @@ class Tuner:
         """Store the measurements, and return the result."""
         best = best_of(self.runs)
         machine, key = key_of(this_host()), best.plan.llama_cpp.key if best.plan.llama_cpp else ""
-        earlier = tuned.read()
-        factors = tuned.factors_of(earlier, machine, key)
+        earlier = read_tuned()
+        factors = factors_of(earlier, machine, key)
         found = (tuned_of(run, best, machine, key, _words(run), factors) for run in self.runs)
         rows = [row for row in found if row is not None]
-        stored = str(tuned.store(rows)) if store and rows else ""
-        after = tuned.factors_of((*earlier, *rows), machine, key)
+        stored = str(store_tuned(rows)) if store and rows else ""
+        after = factors_of((*earlier, *rows), machine, key)
         tuned_seconds = _estimated(best, factors, after)
         return Tuning(tuple(self.runs), best, tuple(self.left), self._server.path, stored, tuned_seconds, self.cut)
 
@@ -277,9 +277,9 @@ def export_rows(path: FilePath) -> int:
         UsageError: There is nothing to write.
         AnswerError: The file cannot be written.
     """
-    if not (rows := tuned.read()):
+    if not (rows := read_tuned()):
         raise UsageError("nothing was measured on this machine yet: run fitter tune with a model first")
-    replace_document(path, (json.dumps(tuned.document_of(rows), indent=1) + "\n").encode())
+    replace_document(path, (json.dumps(tuned_document(rows), indent=1) + "\n").encode())
     return len(rows)
 
 
@@ -291,13 +291,13 @@ def import_rows(path: FilePath) -> tuple[FilePath, int]:
         AnswerError: They cannot be stored.
     """
     try:
-        rows = tuned.rows_of(json.loads(read_text(path)))
+        rows = tuned_rows(json.loads(read_text(path)))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UsageError(f"{path} has no runs that fitter tune --export wrote") from None
     here = key_of(this_host())
-    return tuned.store(replace(row, machine=here) for row in rows), len(rows)
+    return store_tuned(replace(row, machine=here) for row in rows), len(rows)
 
 
 def _load_of(plan: Plan) -> Load:

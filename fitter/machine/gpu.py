@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fitter.errors import UsageError
 from fitter.llama.virtual import MAX_DEVICES, SharedMemory, VirtualDevice
-from fitter.machine import gpu_catalogue, shared_memory
+from fitter.machine import device_memory, gpu_catalogue
 from fitter.parameters.values import SIZE, UNITS, parse_size
 
 PROFILES = ("cuda", "rocm", "vulkan", "metal")
@@ -268,14 +268,14 @@ def _device_of_card(gpu: gpu_catalogue.CatalogueGpu, total: int) -> VirtualDevic
 
 def _shared(gpu: VirtualDevice, memory: int, carved: int = 0) -> VirtualDevice:
     """Give ``gpu`` the part of the machine's ``memory`` that the system lets it use."""
-    system = shared_memory.system_of(gpu.profile)
+    system = device_memory.system_of(gpu.profile)
     if carved >= memory > 0:
         raise UsageError(f"{carved // 2**20} MiB are set aside for the GPU: the machine must have more memory")
     return replace(
         gpu,
-        total=shared_memory.usable(system, memory, carved),
-        free=shared_memory.free(system, memory, carved),
-        shared=shared_memory.shared_memory(system, memory, carved),
+        total=device_memory.usable(system, memory, carved),
+        free=device_memory.free(system, memory, carved),
+        shared=device_memory.shared_memory(system, memory, carved),
     )
 
 

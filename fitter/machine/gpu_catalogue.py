@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fitter.machine import shared_memory
+from fitter.machine import device_memory
 from fitter.storage.files import parse_toml
 from fitter.text import MIB
 
@@ -227,10 +227,10 @@ def _gpu(key: str, entry: dict[str, Any], data: dict[str, Any]) -> CatalogueGpu:
     free_size = free["mib"] * MIB if free else int(total["mib"] * share) * MIB
     carved = entry["carved"]["mib"] * MIB if "carved" in entry else 0
     if entry.get("unified", False):
-        system = shared_memory.system_of(entry["profile"])
-        usable_size = shared_memory.usable(system, size, carved)
-        free_size = shared_memory.free(system, size, carved)
-        limit = shared_memory.limit_of(system).source
+        system = device_memory.system_of(entry["profile"])
+        usable_size = device_memory.usable(system, size, carved)
+        free_size = device_memory.free(system, size, carved)
+        limit = device_memory.limit_of(system).source
         sources = replace(sources, usable=limit, free=limit)
     return CatalogueGpu(
         key,

@@ -1,11 +1,16 @@
-"""Total and available memory of the host."""
+"""The host of this machine: its memory, its disk's speed, and the other programs on its processors."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from fitter import system
+from fitter.storage.files import read_data
+from fitter.text import MIB
 
 _V1_UNLIMITED = 2**60
 """cgroup v1 reports "no limit" as a number near 2**63."""
@@ -109,3 +114,75 @@ def _limit(limit: Path, usage: Path, stat: Path, cache: tuple[str, ...]) -> Host
         return None
     reclaimable = sum(int(stats.get(key, 0)) for key in cache)
     return HostMemory(most, max(0, min(most, most - used + reclaimable)))
+
+
+_BLOCK = 8 * MIB
+_LEAST_READ = 64 * MIB
+"""Least bytes to read: of less, the disk's own cache has much."""
+_MOST_READ = 1024 * MIB
+_SECONDS = 0.5
+"""Seconds after which enough was read."""
+
+
+def default_disk_bandwidth() -> tuple[float, str]:
+    """Return the bandwidth of a common disk, and its source in words."""
+    data = read_data(__file__, "disk.toml")
+    return float(data["bandwidth"]), str(data["source"])
+
+
+def disk_bandwidth(path: Path) -> float | None:
+    """Measure how fast the end of the file at ``path`` is read, without what the system has of it in memory.
+
+    Returns:
+        Bytes per second; ``None`` for a file that is too short, sparse, or cannot be read so.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            size = min(status.st_size // 2, _MOST_READ)
+            if size < _LEAST_READ or system.disk_bytes(os.path.realpath(path)) < status.st_size // 2:
+                return None
+            begin = status.st_size - size
+            if not system.drop_cached(file.fileno(), begin, size):
+                return None
+            file.seek(begin)
+            block, done, started = bytearray(_BLOCK), 0, time.perf_counter()
+            while done < size:
+                count = file.readinto(block)
+                if not count:
+                    break
+                done += count
+                if time.perf_counter() - started > _SECONDS and done >= _LEAST_READ:
+                    break
+            return done / max(1e-6, time.perf_counter() - started)
+    except OSError:
+        return None
+
+
+class OtherPrograms:
+    """Counts the processor time of all programs but this process and ``pid``, from now on."""
+
+    def __init__(self, pid: int) -> None:
+        self._pids = (pid, os.getpid())
+        self._began, self._used = time.monotonic(), self._now()
+
+    def share(self) -> float | None:
+        """Return their share of all processors until now, from 0 to 1; ``None`` if the system does not say."""
+        import psutil
+
+        passed, now = time.monotonic() - self._began, self._now()
+        if self._used is None or now is None or passed <= 0:
+            return None
+        return min(1.0, max(0.0, (now - self._used) / passed / (psutil.cpu_count() or 1)))
+
+    def _now(self) -> float | None:
+        # imported here, since that is slow
+        import psutil
+
+        with contextlib.suppress(psutil.Error, OSError):
+            every = psutil.cpu_times()
+            # a guest's time is in that of user programs
+            idle = (every.idle, *(getattr(every, name, 0.0) for name in ("iowait", "guest", "guest_nice")))
+            own = (psutil.Process(pid).cpu_times() for pid in self._pids)
+            return float(sum(every) - sum(idle) - sum(each.user + each.system for each in own))
+        return None

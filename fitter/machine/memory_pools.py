@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fitter.llama.types import RPC, DeviceInfo, SharedMemory, VirtualDevice
+from fitter.machine.device_memory import system_of_device
 from fitter.machine.host import HostMemory
-from fitter.machine.shared_memory import system_of_device
 
 _ALIKE = 0.06
 """Allowed deviation of a driver's report from Linux's for the same GPU, as a share."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fitter.llama.types import DeviceInfo, VirtualDevice
-from fitter.machine import gpu_catalogue, shared_memory
+from fitter.machine import device_memory, gpu_catalogue
 from fitter.machine.gpu_catalogue import AMD_OFFSET, CatalogueGpu
 
 _BACKENDS = {
@@ -125,7 +125,7 @@ def host_of_gpu(device: VirtualDevice) -> HostSpeed:
     """Return the speed of a host that shares its memory with ``device``: measured, or else the memory's."""
     speed = speed_of(device)
     cards = named(device.description)
-    measured = [bandwidth for card in cards if (bandwidth := shared_memory.processor_bandwidth(card.key)) is not None]
+    measured = [bandwidth for card in cards if (bandwidth := device_memory.processor_bandwidth(card.key)) is not None]
     if measured:
         return HostSpeed(min(measured), "catalogue: measured of the processor beside this GPU")
     return HostSpeed(speed.bandwidth, f"the memory that it shares with the GPU ({speed.source})", known=speed.known)
@@ -179,7 +179,7 @@ def _kind(info: DeviceInfo | VirtualDevice) -> str | None:
 def _distance(card: CatalogueGpu, total: int) -> int:
     """Return how far ``total`` is from the memory that the card may report."""
     if card.profile == "metal":
-        return min(abs(shared_memory.usable("metal", size) - total) for size in card.sizes)
+        return min(abs(device_memory.usable("metal", size) - total) for size in card.sizes)
     return min(abs(size - total) for size in (card.total, card.usable or card.total))
 
 

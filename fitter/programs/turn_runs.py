@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from fitter.errors import LlamaCppError
-from fitter.machine.other_programs import OtherPrograms
+from fitter.machine.host import OtherPrograms
 from fitter.programs.running_server import Gone, Running, ended
 from fitter.text import printable
 

@@ -15,8 +15,8 @@ from fitter.api import calibrate_devices, call_worker
 from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDevice
-from fitter.machine import calibrated
 from fitter.machine.gpu import parse_gpus
+from fitter.machine.measured import calibrated_path, read_calibrated
 from fitter.planning.checked import calibration
 from tests.support.cases import named_cases
 from tests.support.command import run_fitter
@@ -185,7 +185,7 @@ def test_cards_and_their_twins(stand_in: type[StandIn]) -> None:
     assert [device.context for device in found.devices] == [CONTEXT, CONTEXT]
     assert [device.outside for device in found.devices] == [300 * MIB, 700 * MIB]
     assert [device.margin for device in found.devices] == [1024 * MIB, (700 + 512) * MIB]
-    assert found.stored == calibrated.store_path()
+    assert found.stored == calibrated_path()
     assert "CUDA0,CUDA1: dense, defaults" in steps
     assert "CUDA1: loading experts" in steps
 
@@ -201,7 +201,7 @@ def test_a_fit_leaves_what_was_measured(stand_in: type[StandIn], tmp_path: Path)
 def test_one_byte_in_one_configuration_is_caught(stand_in: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stand_in, "broken", {"n_ctx": 65536})
     found = api.calibrate(store=False)
-    assert (found.is_exact, found.stored, calibrated.read()) == (False, None, ())
+    assert (found.is_exact, found.stored, read_calibrated()) == (False, None, ())
     differing = [(each.devices, difference) for each in found.comparisons for difference in each.differences]
     assert {devices for devices, _ in differing} == {("CUDA1",), ("CUDA0", "CUDA1")}
     for _, difference in differing:

@@ -10,8 +10,7 @@ import pytest
 
 from fitter.errors import AnswerError
 from fitter.llama.types import DeviceInfo
-from fitter.machine import calibrated
-from fitter.machine.calibrated import Calibrated
+from fitter.machine.measured import Calibrated, calibrated_path, outside_of, read_calibrated, store_calibrated
 from tests.support.cases import named_cases
 
 MIB = 2**20
@@ -26,22 +25,22 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_is_known_at_first() -> None:
-    assert calibrated.read() == ()
-    assert calibrated.outside_of(CARD, calibrated.read()) is None
+    assert read_calibrated() == ()
+    assert outside_of(CARD, read_calibrated()) is None
 
 
 def test_what_is_stored_is_read(place: Path) -> None:
-    path = calibrated.store([KEPT])
+    path = store_calibrated([KEPT])
     assert path == place / "llama-fitter" / "calibration.json"
-    assert calibrated.read() == (KEPT,)
+    assert read_calibrated() == (KEPT,)
     assert [entry.name for entry in path.parent.iterdir()] == ["calibration.json"]
 
 
 def test_a_device_is_replaced_and_others_stay() -> None:
     other = replace(KEPT, description="Other card", context=None)
-    calibrated.store([KEPT, other])
-    calibrated.store([replace(KEPT, outside=5)])
-    assert calibrated.read() == (replace(KEPT, outside=5), other)
+    store_calibrated([KEPT, other])
+    store_calibrated([replace(KEPT, outside=5)])
+    assert read_calibrated() == (replace(KEPT, outside=5), other)
 
 
 @named_cases(
@@ -53,7 +52,7 @@ def test_a_device_is_replaced_and_others_stay() -> None:
     ("a virtual one", replace(CARD, virtual=True), None),
 )
 def test_it_is_for_that_kind_of_device(device: DeviceInfo, outside: int | None) -> None:
-    assert calibrated.outside_of(device, [KEPT]) == outside
+    assert outside_of(device, [KEPT]) == outside
 
 
 ENTRY = {"backend": "CUDA", "description": "Card", "total": 1, "outside": 1, "context": None}
@@ -73,15 +72,15 @@ ENTRY = {"backend": "CUDA", "description": "Card", "total": 1, "outside": 1, "co
     ("less than nothing", json.dumps({"schema": 1, "devices": [{**ENTRY, "outside": -1}]})),
 )
 def test_a_damaged_file_is_none_and_is_written_anew(text: str) -> None:
-    path = calibrated.store_path()
+    path = calibrated_path()
     path.parent.mkdir()
     path.write_text(text)
-    assert calibrated.read() == ()
-    calibrated.store([KEPT])
-    assert calibrated.read() == (KEPT,)
+    assert read_calibrated() == ()
+    store_calibrated([KEPT])
+    assert read_calibrated() == (KEPT,)
 
 
 def test_a_place_that_cannot_be_written(place: Path) -> None:
     (place / "llama-fitter").write_text("a file where the directory should be")
     with pytest.raises(AnswerError, match=r"calibration\.json cannot be written .*--no-store"):
-        calibrated.store([KEPT])
+        store_calibrated([KEPT])

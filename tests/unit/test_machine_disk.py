@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fitter.machine.disk import default_bandwidth, read_bandwidth
+from fitter.machine.host import default_disk_bandwidth, disk_bandwidth
 from tests.support.cases import named_cases
 
 MIB = 1024**2
@@ -13,7 +13,7 @@ MIB = 1024**2
 def test_a_long_file_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "long.gguf"
     path.write_bytes(bytes(range(256)) * (130 * MIB // 256))
-    measured = read_bandwidth(path)
+    measured = disk_bandwidth(path)
     assert measured is not None
     # between a slow network and the fastest memory
     assert 1e6 < measured < 1e12
@@ -27,14 +27,14 @@ def test_what_cannot_be_measured_is_not(size: int, is_written: bool, tmp_path: P
             file.write(bytes([7]) * size)
         else:
             file.truncate(size)
-    assert read_bandwidth(path) is None
+    assert disk_bandwidth(path) is None
 
 
 def test_a_file_that_is_gone_is_not_measured(tmp_path: Path) -> None:
-    assert read_bandwidth(tmp_path / "gone.gguf") is None
+    assert disk_bandwidth(tmp_path / "gone.gguf") is None
 
 
 def test_the_default_is_that_of_a_common_disk_and_says_so() -> None:
-    bandwidth, source = default_bandwidth()
+    bandwidth, source = default_disk_bandwidth()
     assert bandwidth == 3.4e9
     assert source.startswith("not measured: ")

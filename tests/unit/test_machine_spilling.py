@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fitter.machine.spilling import notes
+from fitter.machine.device_memory import spilling_notes
 from fitter.text import human
 from tests.support.cases import cases
 
@@ -11,5 +11,5 @@ MIB = 2**20
 
 @cases((8192, 491, True), (8192, 492, False), (24576, 1023, True), (24576, 1024, False))
 def test_a_card_that_is_nearly_full(total: int, left: int, is_near: bool) -> None:
-    found = notes([("CUDA0", total * MIB, left * MIB)])
+    found = spilling_notes([("CUDA0", total * MIB, left * MIB)])
     assert [note.startswith(f"CUDA0 has only {human(left * MIB)} left") for note in found] == [True] * is_near

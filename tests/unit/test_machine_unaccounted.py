@@ -9,8 +9,8 @@ import pytest
 
 from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, TensorInfo
+from fitter.machine.device_memory import has_half_experts, unaccounted
 from fitter.machine.gpu import parse_gpus
-from fitter.machine.unaccounted import has_half_experts, unaccounted
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.request.constraints import auto_margin, default_margin
 from tests.support.cases import cases, named_cases

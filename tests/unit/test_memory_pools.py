@@ -8,7 +8,7 @@ import pytest
 
 from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, SharedMemory, VirtualDevice
-from fitter.machine import shared_memory
+from fitter.machine import device_memory
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.host import HostMemory
 from fitter.machine.machine import Machine, machine_of, real_machine, speed_of_host, virtual_machine
@@ -222,12 +222,12 @@ def test_a_host_of_its_own_has_the_default() -> None:
 
 def test_every_system_has_what_is_said_of_it() -> None:
     for system in ("metal", "cuda", "amdgpu", "anv"):
-        limit = shared_memory.limit_of(system)
+        limit = device_memory.limit_of(system)
         assert "https://" in limit.source
         assert (limit.setting is None) == (limit.lasts == "") == (limit.risk == "")
-        assert 0 < shared_memory.usable(system, 64 * GIB) <= 64 * GIB
-        assert 0.9 * 64 * GIB < shared_memory.available(system, 64 * GIB) < 64 * GIB
-    assert shared_memory.limit_of("metal").set_to(56 * GIB) == "sudo sysctl iogpu.wired_limit_mb=57344"
+        assert 0 < device_memory.usable(system, 64 * GIB) <= 64 * GIB
+        assert 0.9 * 64 * GIB < device_memory.available(system, 64 * GIB) < 64 * GIB
+    assert device_memory.limit_of("metal").set_to(56 * GIB) == "sudo sysctl iogpu.wired_limit_mb=57344"
 
 
 def test_a_device_that_was_made_by_hand_has_its_own() -> None:

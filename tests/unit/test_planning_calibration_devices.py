@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, Row, VirtualDevice
-from fitter.machine.calibrated import Calibrated
+from fitter.machine.measured import Calibrated
 from fitter.planning.checked import calibration
 from fitter.planning.checked.calibration import (
     CalibrationModel,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fitter.machine import disk
+from fitter.machine.host import default_disk_bandwidth
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.speed import cost
@@ -626,7 +626,7 @@ def paged(work: Work, host_room: float, workload: Workload = REQUEST) -> cost.Se
 
 
 def test_weights_beyond_memory_are_read_from_the_disk() -> None:
-    rate = disk.default_bandwidth()[0]
+    rate = default_disk_bandwidth()[0]
     on_host = Weights(HOST, 300, 100), Weights(HOST, 100, 100, True)
     placed = Work((Layer(0, (*THERE, *on_host)),) * 2, 8)
     # of 800 bytes on the host, a quarter of the experts for each token, and nearly all for a prompt of 64

@@ -12,8 +12,8 @@ import pytest
 
 from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, Params, TensorInfo
-from fitter.machine.calibrated import Calibrated
 from fitter.machine.machine import Machine, device_speeds, virtual_machine
+from fitter.machine.measured import Calibrated
 from fitter.machine.speed import HostSpeed
 from fitter.model.header import Model
 from fitter.parameters.table import PARAMETERS

@@ -19,10 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter.errors import AnswerError
-from fitter.machine import tuned
-from fitter.machine.other_programs import OtherPrograms
+from fitter.machine.host import OtherPrograms
+from fitter.machine.measured import Tuned, factors_of, read_tuned, store_tuned, tuned_document
 from fitter.machine.speed import DeviceSpeed, Factor, Factors, HostSpeed
-from fitter.machine.tuned import Tuned, factors_of
 from fitter.output.tables.plan_table import print_to
 from fitter.output.tables.tuning_table import tuning_table
 from fitter.planning.checked.tuning import Tuning, TuningChange, TuningRun, best_of, is_quicker, joined, tuned_of
@@ -102,25 +101,25 @@ def test_factors_change_the_part_and_the_place_that_were_measured() -> None:
 
 def test_rows_are_stored_all_or_nothing(tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
-    tuned.store([ROW], path)
+    store_tuned([ROW], path)
     again = replace(ROW, prompt=0.004)
-    tuned.store([again, replace(ROW, users=4)], path)
-    assert tuned.read(path) == (again, replace(ROW, users=4))
+    store_tuned([again, replace(ROW, users=4)], path)
+    assert read_tuned(path) == (again, replace(ROW, users=4))
     with pytest.raises(AnswerError, match="cannot be written"):
-        tuned.store([ROW], path / "below a file")
+        store_tuned([ROW], path / "below a file")
 
 
 @named_cases(
     ("no document", []),
     ("another schema", {"schema": 2, "runs": []}),
     ("a row without its parts", {"schema": 1, "runs": [{"machine": "pc"}]}),
-    ("seconds below 0", {"schema": 1, "runs": [{**tuned.document_of([ROW])["runs"][0], "step": -1}]}),
-    ("no seconds", {"schema": 1, "runs": [{**tuned.document_of([ROW])["runs"][0], "step": 0}]}),
+    ("seconds below 0", {"schema": 1, "runs": [{**tuned_document([ROW])["runs"][0], "step": -1}]}),
+    ("no seconds", {"schema": 1, "runs": [{**tuned_document([ROW])["runs"][0], "step": 0}]}),
 )
 def test_a_damaged_file_is_as_none(document: Any, tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
     path.write_text(json.dumps(document), encoding="utf-8")
-    assert tuned.read(path) == ()
+    assert read_tuned(path) == ()
 
 
 def run(seconds: float, spread: float = 0.0) -> TuningRun:

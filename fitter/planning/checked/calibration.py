@@ -16,7 +16,7 @@ from fitter.errors import LlamaCppError
 from fitter.llama.header.gguf_writer import Tensor, Value, write_file
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDevice
 from fitter.machine import gpu_catalogue
-from fitter.machine.calibrated import Calibrated
+from fitter.machine.measured import Calibrated
 from fitter.parameters.values import parse_overrides
 from fitter.planning.request.constraints import default_margin
 from fitter.storage.files import read_data

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fitter.machine.tuned import HOST, PART, Tuned, place_of
+from fitter.machine.measured import HOST, PART, Tuned, place_of
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.pricing import Price

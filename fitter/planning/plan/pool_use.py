@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fitter.errors import UsageError
 from fitter.llama.types import Breakdown
-from fitter.machine.shared_memory import Limit, limit_of
+from fitter.machine.device_memory import Limit, limit_of
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import PoolLimit, Request

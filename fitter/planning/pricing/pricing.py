@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fitter.llama.types import Breakdown, Layout, Params
-from fitter.machine import disk
+from fitter.machine.host import default_disk_bandwidth
+from fitter.machine.measured import TUNED
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.machine.tuned import TUNED
 from fitter.planning.placing.layer_sizes import HOST, units_of
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import GAIN, workload_of
@@ -429,7 +429,7 @@ def _price_work(
     places = {place for layer in work.layers for place in (layer.home, layer.cache, *(w.place for w in layer.weights))}
     sources = sources_of(speeds, HOST in places, places)
     if work.host_room < math.inf and work.paged:
-        rate, words = disk.default_bandwidth()
+        rate, words = default_disk_bandwidth()
         sources += (SpeedSource("disk", f"{rate / 1e9:g} GB/s, assumed ({words})", True),)
 
     def estimate(workload: Workload) -> Estimate:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from fitter.machine import disk
+from fitter.machine.host import default_disk_bandwidth
 from fitter.machine.speed import AS_ESTIMATED, DeviceSpeed, Factor, HostSpeed
 from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST
@@ -887,7 +887,7 @@ def paged_seconds(work: Work, at: PriceBasis) -> Seconds:
 
 def from_disk(of_batch: float, of_step: float, at: PriceBasis) -> Seconds:
     """Compute the seconds to read mapped weights from the disk: bytes for a micro batch and for a step."""
-    return Seconds(of_batch, of_step) * (1 / (at.costs.host.paged * disk.default_bandwidth()[0]))
+    return Seconds(of_batch, of_step) * (1 / (at.costs.host.paged * default_disk_bandwidth()[0]))
 
 
 def seconds_of(workload: Workload, prompt: float, generation: float) -> float:

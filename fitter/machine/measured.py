@@ -1,11 +1,13 @@
-"""What ``fitter tune`` measured on this machine, in a file of the user's configuration, and what follows from it.
+"""What ``fitter calibrate`` and ``fitter tune`` measured on this machine, in files of the user's configuration.
 
-A row has a run's seconds beside those that the cost model gives to each part at each place: the host, and each device.
-Factors of the parts make the estimates of all rows the measured ones, as nearly as possible. Seconds.
+``calibrate`` measures bytes of devices. A row of ``tune`` has a run's seconds beside those that the cost model gives to
+each part at each place: the host, and each device. Factors of the parts make the estimates of all rows the measured
+ones, as nearly as possible.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +20,81 @@ from fitter.machine.speed import DeviceSpeed, Factor, Factors, HostSpeed
 from fitter.storage.files import read_json, write_json
 from fitter.storage.folders import config_folder
 
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The measurement of one device.
+
+    Attributes:
+        backend: Its backend.
+        description: The driver's name for it.
+        total: Its memory.
+        outside: Bytes of a loaded model beyond ``context`` and beyond llama.cpp's count.
+        context: Bytes that a process takes by using the device; ``None`` if the device does not tell. They need no
+            margin, since free memory does not include them.
+    """
+
+    backend: str
+    description: str
+    total: int
+    outside: int
+    context: int | None = None
+
+
+def calibrated_path() -> Path:
+    """Name the file: ``llama-fitter/calibration.json`` in the configuration directory (``XDG_CONFIG_HOME``)."""
+    return config_folder() / "calibration.json"
+
+
+def read_calibrated() -> tuple[Calibrated, ...]:
+    """Read every stored device; none if the file is missing or damaged."""
+    try:
+        document = json.loads(calibrated_path().read_text(encoding="utf-8"))
+        return tuple(_device(entry) for entry in document["devices"]) if document["schema"] == _SCHEMA else ()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ()
+
+
+def store_calibrated(measured: Iterable[Calibrated]) -> Path:
+    """Add ``measured`` to the file, all or nothing; return the file's path. Raises ``AnswerError``."""
+    devices = {_key(device): device for device in (*read_calibrated(), *measured)}
+    document = {"schema": _SCHEMA, "devices": [asdict(device) for device in devices.values()]}
+    return _stored(calibrated_path(), document)
+
+
+def outside_of(device: DeviceInfo, stored: Iterable[Calibrated]) -> int | None:
+    """Return the stored ``outside`` of a device with this name and memory; ``None`` if there is none."""
+    if device.virtual:
+        return None
+    key = (device.backend, device.description, device.total)
+    return next((entry.outside for entry in stored if _key(entry) == key), None)
+
+
+def _key(device: Calibrated) -> tuple[str, str, int]:
+    return device.backend, device.description, device.total
+
+
+def _device(entry: dict[str, Any]) -> Calibrated:
+    device = Calibrated(entry["backend"], entry["description"], entry["total"], entry["outside"], entry["context"])
+    texts, sizes = (device.backend, device.description), (device.total, device.outside, device.context or 0)
+    if not (all(isinstance(text, str) for text in texts) and all(isinstance(n, int) and n >= 0 for n in sizes)):
+        raise ValueError(device)
+    return device
+
+
+def _stored(path: Path, document: object) -> Path:
+    """Write a file, and return its path. Raises ``AnswerError``."""
+    try:
+        write_json(path, document)
+    except OSError as error:
+        raise AnswerError(
+            f"{path} cannot be written ({error.strerror}): set XDG_CONFIG_HOME, or add --no-store"
+        ) from error
+    return path
+
+
 HOST = "host"
 """The place of what the host computes."""
 TUNED = ", tuned"
@@ -25,7 +102,6 @@ TUNED = ", tuned"
 PART = ": "
 """Between place and part; what has no place, such as graph splits, has none."""
 
-_SCHEMA = 1
 _MOST_ROWS = 200
 """Rows that are kept: the newest."""
 
@@ -63,20 +139,20 @@ class Tuned:
     turn: float
 
 
-def store_path() -> Path:
+def tuned_path() -> Path:
     """Name the file: ``llama-fitter/tuned.json`` in the configuration directory (``XDG_CONFIG_HOME``)."""
     return config_folder() / "tuned.json"
 
 
-def read(path: Path | None = None) -> tuple[Tuned, ...]:
+def read_tuned(path: Path | None = None) -> tuple[Tuned, ...]:
     """Read the rows of a file, by default this machine's; none if it is missing or damaged."""
     try:
-        return rows_of(read_json(path or store_path()))
+        return tuned_rows(read_json(path or tuned_path()))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ()
 
 
-def rows_of(document: Any) -> tuple[Tuned, ...]:
+def tuned_rows(document: Any) -> tuple[Tuned, ...]:
     """Check a document of rows. Raises ``ValueError``, ``KeyError`` or ``TypeError``."""
     if document["schema"] != _SCHEMA:
         raise ValueError("unknown schema")
@@ -106,12 +182,12 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
-def document_of(rows: Iterable[Tuned]) -> dict[str, Any]:
-    """Return rows as a document, which ``rows_of`` reads."""
+def tuned_document(rows: Iterable[Tuned]) -> dict[str, Any]:
+    """Return rows as a document, which ``tuned_rows`` reads."""
     return {"schema": _SCHEMA, "runs": [asdict(row) for row in rows]}
 
 
-def store(rows: Iterable[Tuned], path: Path | None = None) -> Path:
+def store_tuned(rows: Iterable[Tuned], path: Path | None = None) -> Path:
     """Add ``rows`` to a file, all or nothing; a run with the same arguments replaces the earlier one.
 
     Returns:
@@ -120,15 +196,11 @@ def store(rows: Iterable[Tuned], path: Path | None = None) -> Path:
     Raises:
         AnswerError: It cannot be written.
     """
-    path = path or store_path()
-    kept = {(row.machine, row.llama_cpp, row.model, row.arguments, row.users): row for row in (*read(path), *rows)}
-    try:
-        write_json(path, document_of(list(kept.values())[-_MOST_ROWS:]))
-    except OSError as error:
-        raise AnswerError(
-            f"{path} cannot be written ({error.strerror}): set XDG_CONFIG_HOME, or add --no-store"
-        ) from error
-    return path
+    path = path or tuned_path()
+    kept = {
+        (row.machine, row.llama_cpp, row.model, row.arguments, row.users): row for row in (*read_tuned(path), *rows)
+    }
+    return _stored(path, tuned_document(list(kept.values())[-_MOST_ROWS:]))
 
 
 def factors_of(rows: Sequence[Tuned], machine: str, llama_cpp: str) -> dict[str, Factor]:
@@ -164,7 +236,7 @@ def corrected(
     speeds: Mapping[str, DeviceSpeed], host: HostSpeed, devices: Iterable[DeviceInfo], llama_cpp: str
 ) -> tuple[dict[str, DeviceSpeed], HostSpeed]:
     """Correct the speeds of this machine's devices, by name, and of its host by what was measured with a build."""
-    factors = factors_of_here(read(), llama_cpp)
+    factors = factors_of_here(read_tuned(), llama_cpp)
     places = {device.name: place_of(device.name, device.description) for device in devices}
     found = dict(speeds)
     for name, speed in speeds.items():

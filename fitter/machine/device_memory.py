@@ -1,17 +1,73 @@
-"""Memory that a GPU shares with the processor: the part that the system lets the GPU use. Bytes.
+"""Memory of devices beyond llama.cpp's count, where a card's own ends, and that they share with the processor. Bytes.
 
-``shared_memory.toml`` has the figures and their sources.
+``unaccounted.toml``, ``spilling.toml`` and ``shared_memory.toml`` have the figures and their sources.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fitter.llama.types import DeviceInfo, SharedMemory
+from fitter.llama.types import DeviceInfo, SharedMemory, TensorInfo, VirtualDevice
 from fitter.storage.files import read_data
-from fitter.text import MIB
+from fitter.text import MIB, human
+
+_PROFILES = {"CUDA": "cuda", "ROCm": "rocm", "HIP": "rocm", "Vulkan": "vulkan", "MTL": "metal", "Metal": "metal"}
+"""Profile of each of ggml's backends."""
+
+_HALF = "bf16"
+
+
+def has_half_experts(experts: Iterable[TensorInfo]) -> bool:
+    """Return whether ``experts`` have 16-bit weights, which need work spaces on the device that computes with them."""
+    return any(tensor.type.lower() == _HALF for tensor in experts)
+
+
+def kind_of(device: DeviceInfo, virtual: Iterable[VirtualDevice]) -> str | None:
+    """Return the profile of a virtual or real device; ``None`` if there is none."""
+    if not device.virtual:
+        return _PROFILES.get(device.backend)
+    return next((each.profile for each in virtual if each.name == device.name), None)
+
+
+def unaccounted(device: DeviceInfo, virtual: Iterable[VirtualDevice], *, halves: bool) -> int | None:
+    """Return the most bytes measured on devices of this kind; ``None`` if there is no measurement.
+
+    Args:
+        device: The device.
+        virtual: The described devices.
+        halves: Whether 16-bit experts may be on the host.
+    """
+    profile = kind_of(device, virtual)
+    return max(
+        (mib * MIB for kind, is_wide, mib in _measured() if kind == profile and (halves or not is_wide)), default=None
+    )
+
+
+@functools.cache
+def _measured() -> tuple[tuple[str, bool, int], ...]:
+    return tuple(
+        (row["profile"], row["halves"], row["mib"]) for row in read_data(__file__, "unaccounted.toml")["measured"]
+    )
+
+
+def spilling_notes(cards: Iterable[tuple[str, int, int]]) -> tuple[str, ...]:
+    """Note the cards that a plan nearly fills.
+
+    Args:
+        cards: Name, total and left memory of each.
+    """
+    data = read_data(__file__, "spilling.toml")
+    return tuple(
+        f"{name} has only {human(left)} left: if other programs take it, Windows' driver moves a part of the model to "
+        "the host's shared memory without an error, and the card becomes far slower; raise --fit-target, or forbid it "
+        "in the driver's settings (NVIDIA: CUDA - Sysmem Fallback Policy)"
+        for name, total, left in cards
+        if left < min(total * data["part"], data["most"])
+    )
+
 
 _STEP = 2**14
 """Page size of a Mac; limits are whole pages."""
@@ -43,7 +99,7 @@ class Limit:
 
 def limit_of(system: str) -> Limit:
     """Return the limit on machines with this ``SharedMemory.system``."""
-    entry = _data()[system]
+    entry = _shared()[system]
     return Limit(entry.get("setting"), entry.get("lasts", ""), entry.get("risk", ""), entry["source"])
 
 
@@ -71,7 +127,7 @@ def system_of_device(device: DeviceInfo) -> str | None:
 
 def usable(system: str, memory: int, carved: int = 0) -> int:
     """Return the bytes of ``memory`` that the system lets a GPU use; ``carved`` bytes are reserved for it."""
-    share = _data()[system]["share"]
+    share = _shared()[system]["share"]
     part, whole = share["large" if memory >= share["large_gib"] * 2**30 else "small"].split("/")
     # macOS and CUDA give a share of all memory, Linux a share of its own
     of = memory if system in ("metal", "cuda") else available(system, memory - carved)
@@ -81,7 +137,7 @@ def usable(system: str, memory: int, carved: int = 0) -> int:
 
 def available(system: str, memory: int) -> int:
     """Return the bytes of ``memory`` that an idle system leaves to programs and the GPU."""
-    entry = _data()[system]
+    entry = _shared()[system]
     left = memory - entry["takes_mib"] * MIB if "takes_mib" in entry else int(memory * entry["available"])
     return max(0, left) // MIB * MIB
 
@@ -101,9 +157,9 @@ def shared_memory(system: str, memory: int, carved: int = 0) -> SharedMemory:
 
 def processor_bandwidth(gpu: str) -> float | None:
     """Return the measured bytes per second of the processor beside a GPU of the catalogue; ``None`` if not measured."""
-    return next((row["gbs"] * 1e9 for row in _data()["processor"] if row["gpu"] == gpu), None)
+    return next((row["gbs"] * 1e9 for row in _shared()["processor"] if row["gpu"] == gpu), None)
 
 
 @functools.cache
-def _data() -> dict[str, Any]:
-    return read_data(__file__)
+def _shared() -> dict[str, Any]:
+    return read_data(__file__, "shared_memory.toml")
