@@ -55,10 +55,8 @@ if TYPE_CHECKING:
     from fitter.planning.checked.calibration import Calibration, Comparison, DeviceCalibration, Difference
     from fitter.planning.checked.tuning import Tuning, TuningChange, TuningRun
     from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
-    from fitter.planning.plan.alternative import Alternative
     from fitter.planning.plan.drafting import BestDepth, Depth, Drafting
-    from fitter.planning.plan.inspection import Inspection, LayerSize, RoleSize
-    from fitter.planning.plan.layer_map import LayerMap, MapCell
+    from fitter.planning.plan.layer_map import Inspection, LayerMap, LayerSize, MapCell, RoleSize
     from fitter.planning.plan.turns import Turns, UserSpeed
     from fitter.planning.plan.verified import (
         LaterUse,
@@ -85,7 +83,7 @@ if TYPE_CHECKING:
         SharedUse,
     )
     from fitter.planning.speed.cost import Estimate, Part, Workload
-    from fitter.planning.speed.explain import Bound, Choice, Reason
+    from fitter.planning.speed.explain import Alternative, Bound, Choice, Reason
     from fitter.planning.tables.exploration import Exploration, ExploredAnswer, ExploredCell
     from fitter.planning.tables.quantization_rows import Quantization, Quantizations
     from fitter.planning.tables.repository_rows import Repository, RepositoryFile, SideFile
@@ -116,14 +114,12 @@ _HOMES = {
     "fitter.model.shapes.listing": ("ShapeInfo", "shapes"),
     "fitter.planning.checked.calibration": ("Calibration", "Comparison", "DeviceCalibration", "Difference"),
     "fitter.planning.speed.cost": ("Estimate", "Part", "Workload"),
-    "fitter.planning.speed.explain": ("Bound", "Choice", "Reason"),
+    "fitter.planning.speed.explain": ("Alternative", "Bound", "Choice", "Reason"),
     "fitter.planning.tables.exploration": ("Exploration", "ExploredAnswer", "ExploredCell"),
     "fitter.planning.checked.tuning": ("Tuning", "TuningChange", "TuningRun"),
-    "fitter.planning.plan.alternative": ("Alternative",),
     "fitter.planning.plan.drafting": ("BestDepth", "Depth", "Drafting"),
     "fitter.planning.plan.turns": ("Turns", "UserSpeed"),
-    "fitter.planning.plan.inspection": ("Inspection", "LayerSize", "RoleSize"),
-    "fitter.planning.plan.layer_map": ("LayerMap", "MapCell"),
+    "fitter.planning.plan.layer_map": ("Inspection", "LayerMap", "LayerSize", "MapCell", "RoleSize"),
     "fitter.planning.pricing.pricing": ("Price", "SpeedAt", "SpeedSource"),
     "fitter.planning.tables.quantization_rows": ("Quantization", "Quantizations"),
     "fitter.planning.tables.repository_rows": ("Repository", "RepositoryFile", "SideFile"),

@@ -23,8 +23,8 @@ from typing import Any
 
 import fitter
 from fitter.errors import LlamaCppError
+from fitter.planning.plan.claims import PodClaim, pod_claim
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.pod_claim import PodClaim, pod_claim
 from fitter.programs.prompts import feed
 from fitter.programs.running_server import running
 from fitter.programs.server_process import ENVIRONMENT

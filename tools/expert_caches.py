@@ -23,8 +23,8 @@ from fitter.machine.gpu import parse_gpus
 from fitter.model.header import Model, open_model
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import llama_placement
+from fitter.planning.speed.caches import ALIGNMENT, ExpertGroup, experts_on_host, groups_of
 from fitter.planning.speed.cost import Layer, Weights
-from fitter.planning.speed.expert_cache import ALIGNMENT, ExpertGroup, experts_on_host, groups_of
 from fitter.planning.speed.model_facts import facts_of
 from fitter.text import MIB
 from tools import shapes

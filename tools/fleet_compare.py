@@ -23,7 +23,7 @@ from fitter.api.fleet_candidates import FleetCase, ModelPlanner, PlannedWay, roo
 from fitter.api.plan_fleet import FleetRequest, plan_fleet
 from fitter.api.shared_models import bytes_of_a_process
 from fitter.machine.host import default_disk_bandwidth
-from fitter.planning.fleet.members import FleetRoom, Member, Way
+from fitter.planning.fleet.residency import FleetRoom, Member, Way
 from tools.fleet_cases import FLEETS, FleetExample
 from tools.fleet_replay import PATTERNS, POLICIES, Asked, Replayed, ReplayModel, Setup, draw, read_log, replay
 

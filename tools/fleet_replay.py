@@ -32,7 +32,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fitter.planning.fleet.members import FleetRoom, Way
+from fitter.planning.fleet.residency import FleetRoom, Way
 
 OLLAMA_PERCENT = 80
 OLLAMA_MODELS_PER_GPU = 3

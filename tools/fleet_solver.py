@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from fitter.planning.fleet.assignment import most_valuable
-from fitter.planning.fleet.members import FleetRoom, Member, Way
-from fitter.planning.fleet.residency import Rules
+from fitter.planning.fleet.residency import FleetRoom, Member, Rules, Way
 
 Instance = tuple[Rules, list[list[Way]]]
 

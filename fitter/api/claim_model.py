@@ -24,8 +24,7 @@ from fitter.model.shapes import shape_addresses as shapes
 from fitter.model.tensors import is_expert
 from fitter.parameters.table import PARAMETERS, AnyPath, Measuring
 from fitter.parameters.values import number, text
-from fitter.planning.plan.device_claim import DeviceClaim, least_bandwidth
-from fitter.planning.plan.pod_claim import claim_name
+from fitter.planning.plan.claims import DeviceClaim, claim_name, least_bandwidth
 from fitter.planning.plan.request_of_machine import pinned_by
 from fitter.planning.pricing.pricing import Speeds
 from fitter.planning.pricing.split_price import price_any_split

@@ -29,9 +29,8 @@ from fitter.model.files import source
 from fitter.model.header import Model, open_model
 from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Fitting
-from fitter.planning.plan.load_mode import with_its_mode
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.real_load import with_real_load
+from fitter.planning.plan.real_load import with_its_mode, with_real_load
 from fitter.planning.plan.request_of_machine import limits_beside, request_of
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import check_margins

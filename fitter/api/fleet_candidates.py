@@ -14,7 +14,7 @@ from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.llama.worker.remembered_loads import RememberingWorker
 from fitter.model.header import open_model
 from fitter.parameters.table import PARAMETERS
-from fitter.planning.fleet.members import FleetRoom, Member, Way
+from fitter.planning.fleet.residency import FleetRoom, Member, Way
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.constraints import workload_of
 from fitter.planning.request.request import DEFAULT_FIT_CTX

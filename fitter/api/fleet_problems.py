@@ -8,8 +8,7 @@ from itertools import combinations
 
 from fitter.api.fleet_candidates import ModelPlanner, context_of
 from fitter.planning.fleet.assignment import assign
-from fitter.planning.fleet.members import Way
-from fitter.planning.fleet.residency import Rules
+from fitter.planning.fleet.residency import Rules, Way
 from fitter.text import mib_up
 
 

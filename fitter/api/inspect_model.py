@@ -12,7 +12,7 @@ from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Params
 from fitter.model.header import open_model
 from fitter.parameters.table import AnyPath as Path
-from fitter.planning.plan.inspection import Inspection, inspection_of
+from fitter.planning.plan.layer_map import Inspection, inspection_of
 from fitter.planning.request.request import Progress
 from fitter.planning.request.request_limits import check_context
 

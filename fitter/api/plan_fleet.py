@@ -27,8 +27,7 @@ from fitter.parameters.table import GOALS, Fitting
 from fitter.parameters.values import items, shown
 from fitter.planning.fleet.assignment import assign
 from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
-from fitter.planning.fleet.members import FleetRoom, Member, Way
-from fitter.planning.fleet.residency import MOST_MODELS, Residency, Rules, Runs, models_of
+from fitter.planning.fleet.residency import MOST_MODELS, FleetRoom, Member, Residency, Rules, Runs, Way, models_of
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.request.shared import HOST_NAME
 from fitter.system import processors

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fitter.errors import PlanError
+from fitter.planning.plan.claims import PodClaim, pod_claim
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.pod_claim import PodClaim, pod_claim
 from fitter.programs.compose import PORT, Container, container
 from fitter.programs.server_process import ENVIRONMENT
 

@@ -16,7 +16,7 @@ from fitter.model.files.source import show
 from fitter.parameters.table import GOALS
 from fitter.parameters.values import shown_in_file
 from fitter.planning.fleet.fleet import Fleet
-from fitter.planning.fleet.members import Member
+from fitter.planning.fleet.residency import Member
 from fitter.programs.llama_server.text import safe_name
 from fitter.programs.model_log import last_requests
 from fitter.regression.cases import (

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from fitter.llama.types import Array, DeviceInfo, Row, VirtualDevice
 from fitter.planning.checked.calibration import Calibration, Comparison, DeviceCalibration, Difference
-from fitter.planning.plan.inspection import Inspection, LayerSize, RoleSize
+from fitter.planning.plan.layer_map import Inspection, LayerSize, RoleSize
 from fitter.planning.plan.plan import ModelSummary
 from tests.support.plans import GIB, MIB
 

@@ -8,8 +8,7 @@ from itertools import combinations
 
 from fitter.api import Plan
 from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
-from fitter.planning.fleet.members import FleetRoom, Member, Way
-from fitter.planning.fleet.residency import Rules, Runs, models_of
+from fitter.planning.fleet.residency import FleetRoom, Member, Rules, Runs, Way, models_of
 from tests.support.plans import make_plan
 
 PLACE = "CUDA0"

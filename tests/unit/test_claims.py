@@ -15,9 +15,8 @@ from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, Row, TensorBuftOverride
 from fitter.output.documents.claim_documents import DEVICE_CLAIM, POD_CLAIM
 from fitter.output.formats import render
-from fitter.planning.plan.device_claim import DeviceClaim, least_bandwidth
+from fitter.planning.plan.claims import DeviceClaim, claim_name, least_bandwidth, pod_claim
 from fitter.planning.plan.plan import Plan, PoolUse, SharedUse
-from fitter.planning.plan.pod_claim import claim_name, pod_claim
 from fitter.programs import server_process
 from fitter.programs.kubernetes import documents
 from fitter.programs.later import Later

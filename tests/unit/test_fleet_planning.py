@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from fitter.planning.fleet import assignment
 from fitter.planning.fleet.assignment import assign
-from fitter.planning.fleet.members import FleetRoom, Member, Way
-from fitter.planning.fleet.residency import Residency, Rules, Runs, mask_of, models_of
+from fitter.planning.fleet.residency import FleetRoom, Member, Residency, Rules, Runs, Way, mask_of, models_of
 from tests.support.cases import named_cases
 
 

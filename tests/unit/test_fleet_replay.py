@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fitter.planning.fleet.members import FleetRoom, Member, Way
-from fitter.planning.fleet.residency import Rules, Runs, models_of
+from fitter.planning.fleet.residency import FleetRoom, Member, Rules, Runs, Way, models_of
 from tests.support.cases import named_cases
 from tools.fleet_replay import (
     PATTERNS,

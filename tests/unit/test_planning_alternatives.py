@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fitter.llama.types import Layout, LayoutEntry, Params
-from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.pricing.pricing import price_placement
 from fitter.planning.request.request import DeviceLimit, Request
@@ -22,7 +21,8 @@ from fitter.planning.search.best_plan import fit
 from fitter.planning.search.levers import Candidate
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks
-from fitter.planning.speed.cache_sizes import cells_of, resized
+from fitter.planning.speed.caches import cells_of, resized
+from fitter.planning.speed.explain import Alternative
 from tests.support.cases import named_cases
 from tests.support.synthetic import CARD, SyntheticLlama, SyntheticModel, limits, load_calls, priced, request
 

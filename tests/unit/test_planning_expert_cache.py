@@ -14,6 +14,17 @@ from fitter.machine.gpu import virtual_devices
 from fitter.machine.speed import speed_of
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.request.constraints import check_expert_cache
+from fitter.planning.speed.caches import (
+    ExpertGroup,
+    Experts,
+    cached_tensors,
+    experts_on_host,
+    groups_of,
+    hit_rate,
+    least_size,
+    pays_on,
+    with_cache,
+)
 from fitter.planning.speed.cost import (
     ExpertCache,
     Layer,
@@ -25,17 +36,6 @@ from fitter.planning.speed.cost import (
     layer_seconds,
     setting,
     tensor_seconds,
-)
-from fitter.planning.speed.expert_cache import (
-    ExpertGroup,
-    Experts,
-    cached_tensors,
-    experts_on_host,
-    groups_of,
-    hit_rate,
-    least_size,
-    pays_on,
-    with_cache,
 )
 from fitter.planning.speed.model_facts import WeightFacts
 from tests.support import speed_orders

@@ -11,7 +11,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import LAYOUT_DEVICE, Breakdown, Layout, LayoutEntry, Row, TensorInfo
 from fitter.model.header import Model
 from fitter.planning.checked.verification import check_same_model
-from fitter.planning.plan.inspection import LayerSize, RoleSize, inspection_of
+from fitter.planning.plan.layer_map import LayerSize, RoleSize, inspection_of
 from fitter.planning.request.summary import FileStamp, ModelSummary, stamp_of
 from tests.support.cases import named_cases
 

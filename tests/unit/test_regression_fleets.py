@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import UsageError
-from fitter.planning.fleet.members import Member
+from fitter.planning.fleet.residency import Member
 from fitter.regression.fleets import read_fleet, requests_in
 from tests.support.cases import cases
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fitter.planning.speed.expert_cache import hit_rate
+from fitter.planning.speed.caches import hit_rate
 from tests.support import speed_rows
 from tests.support.cases import named_cases
 from tests.support.speed_orders import Pair, Speed, expert_caches, generation_speeds, in_order, pairs, prompt_speeds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fitter.parameters import kinds
 from fitter.parameters.kinds import Kind
 from fitter.parameters.table import GOAL_HELP, GOALS, PARAMETERS, of_a_case
-from fitter.planning.fleet.members import Member
+from fitter.planning.fleet.residency import Member
 from fitter.regression import MARKER, marks, pytest_plugin
 from fitter.regression.cases import Budget, Case
 from tools.docs.attributes import documented

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fitter.output.documents.document import Key, document, four_digits
-from fitter.planning.plan.device_claim import DeviceClaim
-from fitter.planning.plan.pod_claim import PodClaim
+from fitter.planning.plan.claims import DeviceClaim, PodClaim
 
 DEVICE_CLAIM = document(
     DeviceClaim,

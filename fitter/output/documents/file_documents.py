@@ -5,11 +5,11 @@ from __future__ import annotations
 from fitter.output.arguments import arguments
 from fitter.output.documents.document import Key, document, rounded
 from fitter.output.documents.plan_document import MODEL
-from fitter.planning.plan.plan_or_error import Planned
 from fitter.planning.request.summary import ModelSummary
 from fitter.planning.tables.quantization_rows import Quantization, Quantizations
 from fitter.planning.tables.repository_rows import Repository, RepositoryFile, SideFile
 from fitter.planning.tables.shape_rows import ShapePlan, ShapePlans
+from fitter.planning.tables.type_choice import Planned
 
 _WORDS = tuple[str, ...]
 _BEST = Key(

@@ -8,7 +8,7 @@ from typing import Any
 from fitter.llama.types import Array, MetadataValue, Row
 from fitter.output.documents.document import Key, document
 from fitter.output.documents.plan_document import BYTES, MODEL
-from fitter.planning.plan.inspection import Inspection, LayerSize, RoleSize
+from fitter.planning.plan.layer_map import Inspection, LayerSize, RoleSize
 from fitter.planning.request.summary import ModelSummary
 
 

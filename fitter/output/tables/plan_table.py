@@ -46,7 +46,7 @@ from fitter.text import LONGEST_NAME, MIB, as_log_line, human, mib, printable
 
 if TYPE_CHECKING:
     from fitter.machine.gpu_catalogue import CatalogueGpu
-    from fitter.planning.plan.inspection import Inspection
+    from fitter.planning.plan.layer_map import Inspection
 
 
 def alternative_lines(plan: Plan) -> list[Text]:

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from fitter.planning.fleet.members import Way
-from fitter.planning.fleet.residency import Residency, Rules, Runs
+from fitter.planning.fleet.residency import Residency, Rules, Runs, Way
 
 MOST_TRIED = 4000
 """The most combinations that are all tried."""

@@ -14,7 +14,6 @@ from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, LlamaCpp, Params
 from fitter.model import location
 from fitter.parameters.table import DEFAULTS, AnyPath
-from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.drafting import Drafting
 from fitter.planning.plan.turns import Turns
 from fitter.planning.pricing.pricing import Price
@@ -30,7 +29,7 @@ from fitter.planning.request.summary import (
     SharedUse,
     stamp_of,
 )
-from fitter.planning.speed.explain import Bound, Choice
+from fitter.planning.speed.explain import Alternative, Bound, Choice
 from fitter.programs.later import Later
 from fitter.text import LONGEST_NAME, mib, mib_up, printable
 

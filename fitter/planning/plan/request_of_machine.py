@@ -32,9 +32,14 @@ from fitter.planning.request.constraints import (
     levers,
     workload_of,
 )
-from fitter.planning.request.inputs import batch_notes, check_reads, whole_inputs, with_whole_inputs
 from fitter.planning.request.request import DEFAULT_FIT_CTX, DeviceLimit, HostLimit, PoolLimit, Request
-from fitter.planning.request.request_limits import own_context
+from fitter.planning.request.request_limits import (
+    batch_notes,
+    check_reads,
+    own_context,
+    whole_inputs,
+    with_whole_inputs,
+)
 from fitter.planning.request.session import Session, is_preset
 from fitter.planning.request.shared_margin import MAPS, mapped_between, with_what_they_map
 from fitter.planning.speed.cost import Workload

@@ -20,8 +20,8 @@ from fitter.planning.request.request import DEFAULT_MARGIN, LEVERS, OBJECTIVES, 
 from fitter.planning.request.session import Session
 from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.request.summary import Problem
+from fitter.planning.speed.caches import least_size
 from fitter.planning.speed.cost import Workload
-from fitter.planning.speed.expert_cache import least_size
 from fitter.planning.speed.model_facts import facts_of
 from fitter.text import MIB, mib, mib_up
 

@@ -12,8 +12,7 @@ from fitter.parameters.table import DEFAULTS
 
 # What ``--allow`` accepts; ``fitter.planning.search.levers`` makes changes of a request of them.
 from fitter.parameters.table import LEVERS as LEVERS
-from fitter.planning.request.inputs import with_whole_inputs
-from fitter.planning.request.request_limits import own_context
+from fitter.planning.request.request_limits import own_context, with_whole_inputs
 from fitter.planning.request.session import Session
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.model_facts import ModelFacts

@@ -18,7 +18,6 @@ from fitter.model.file_types import SmallerType
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.placing.layer_sizes import units_of
 from fitter.planning.placing.placement import Placement, on_host
-from fitter.planning.plan.alternative import Alternative
 from fitter.planning.pricing.objective import is_worth_a_load, objective_seconds, rank
 from fitter.planning.pricing.pricing import price_placement
 from fitter.planning.pricing.split_price import pipelined
@@ -31,6 +30,7 @@ from fitter.planning.search.levers import Candidate, changes, expert_caches
 from fitter.planning.search.proposals import place_fastest, place_whole
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
 from fitter.planning.search.tensor_split_search import split_candidate
+from fitter.planning.speed.explain import Alternative
 from fitter.planning.speed.model_facts import scaled
 from fitter.planning.speed.work import resized_layout
 

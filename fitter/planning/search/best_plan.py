@@ -14,7 +14,6 @@ from typing import TypeVar
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Layout, Params, Row
 from fitter.model.file_types import smaller_type
-from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.pool_use import pool_uses
 from fitter.planning.pricing.objective import best_of, objective_seconds, rank
@@ -51,7 +50,7 @@ from fitter.planning.search.problems import problems_of
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks
 from fitter.planning.search.tensor_split_search import split_candidate
-from fitter.planning.speed.explain import Choice
+from fitter.planning.speed.explain import Alternative, Choice
 from fitter.planning.speed.work import resized_layout
 from fitter.text import mib_up
 

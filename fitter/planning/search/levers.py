@@ -20,7 +20,7 @@ from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.context_limit import Excess
 from fitter.planning.request.request import Request
 from fitter.planning.request.shared import HOST_NAME
-from fitter.planning.speed.expert_cache import least_size, pays_on
+from fitter.planning.speed.caches import least_size, pays_on
 from fitter.planning.speed.explain import Bound, Choice
 from fitter.text import MIB, human
 

@@ -15,9 +15,8 @@ from fitter.model.tensors import layer_of, stays_on_host
 from fitter.parameters.table import MAPPED, PARAMETERS
 from fitter.planning.placing.layer_sizes import HOST, Unit, units_of
 from fitter.planning.placing.placement import Placement, llama_placement
-from fitter.planning.speed.cache_sizes import CACHE_BYTES, cells_of, resized
+from fitter.planning.speed.caches import CACHE_BYTES, cells_of, resized, with_cache
 from fitter.planning.speed.cost import Attention, Layer, Weights, Work
-from fitter.planning.speed.expert_cache import with_cache
 from fitter.planning.speed.model_facts import LayerFacts, ModelFacts, in_layer
 
 _FLOATS = ("f32", "f16", "bf16")

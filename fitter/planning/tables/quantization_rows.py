@@ -15,9 +15,8 @@ from fitter.model.file_types import data
 from fitter.model.files.source import show
 from fitter.model.header import Model
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.plan_or_error import Planned
 from fitter.planning.request.summary import ModelSummary
-from fitter.planning.tables.type_choice import FULL, TypeFigures, best_type
+from fitter.planning.tables.type_choice import FULL, Planned, TypeFigures, best_type
 from fitter.text import LONGEST_NAME, printable
 
 

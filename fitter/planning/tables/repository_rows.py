@@ -8,8 +8,7 @@ from typing import Any
 
 from fitter.model.repository_models import SideFile
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.plan_or_error import Planned
-from fitter.planning.tables.type_choice import TypeFigures, best_type, is_useful
+from fitter.planning.tables.type_choice import Planned, TypeFigures, best_type, is_useful
 from fitter.text import LONGEST_NAME, printable
 
 _SAME_MODEL = 0.95
