@@ -23,7 +23,7 @@ from fitter.errors import FitterError
 from fitter.llama.build import compared
 from fitter.llama.build.cuda_library import find_cuda_library
 from fitter.llama.build.inspect_build import inspect_build
-from fitter.llama.processes.worker_environment import LLAMA_CPP
+from fitter.llama.processes.interpreter import LLAMA_CPP
 from fitter.version import numbers_of
 from tools import llama_builds, shapes
 from tools.oracle.draw import ARCHITECTURES, CAPABILITIES, draw, with_expert_caches

@@ -10,7 +10,7 @@ import argparse
 import ctypes
 
 from fitter.llama.build import library as native
-from fitter.llama.processes import worker_environment
+from fitter.llama.processes import interpreter
 
 _CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 _ALLOC_BUFFER = 1
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("-H", dest="host", default="127.0.0.1")
     parser.add_argument("-p", dest="port", type=int, required=True)
     options = parser.parse_args()
-    worker_environment.become_worker()
+    interpreter.become_worker()
     native.prepare()
     ggml = native.libraries().llama.library
     for name in ("cpu_buffer_type", "dev_by_type", "reg_by_name", "reg_get_proc_address"):

@@ -23,7 +23,7 @@ from fitter.errors import (
     TimeLimitError,
     WorkerError,
 )
-from fitter.llama.processes import memory_limit, wire, worker_environment
+from fitter.llama.processes import interpreter, memory_limit, wire
 from fitter.llama.processes.worker_exit import OUT_OF_MEMORY_STATUS, WorkerExit
 from fitter.llama.types import (
     Breakdown,
@@ -472,7 +472,7 @@ class Worker:
         # The links are needed until the backend is loaded.
         with _temporary_directory() if library else contextlib.nullcontext("") as links:
             variables = library.environment(Path(links), self._description) if library else {}
-            child = self._child = _Child(variables | worker_environment.of_llama_cpp(self._llama_cpp, self._cpu), lost)
+            child = self._child = _Child(variables | interpreter.worker_variables(self._llama_cpp, self._cpu), lost)
             for endpoint in self._rpc:
                 self._send(child, "add_rpc_server", {"endpoint": endpoint}, is_opening=True)
             if library is not None:

@@ -13,7 +13,7 @@ import pytest
 
 from fitter.llama.build.build_folder import PYTHON
 from fitter.llama.build.epochs import backend_rules
-from fitter.llama.processes.worker_environment import LLAMA_CPP
+from fitter.llama.processes.interpreter import LLAMA_CPP
 from tests.support.command import json_of_python
 from tests.support.llama_builds import where
 from tools.shapes import write
@@ -26,7 +26,7 @@ import json, sys
 from fitter.errors import LlamaCppError
 from fitter.llama.load import backend_devices as devices
 from fitter.llama.build import library as native
-from fitter.llama.processes.worker_environment import become_worker
+from fitter.llama.processes.interpreter import become_worker
 rules, path, count, load = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
 become_worker()
 native.backend_rules = lambda ggml: rules

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fitter.llama.build import find_layout, layouts
+from fitter.llama.build import layouts
 from fitter.llama.build.inspect_build import CHECKS, check_build
+from fitter.llama.build.layouts import UNKNOWN
 from tests.support.cases import cases, named_cases
 from tests.support.future_builds import Field, write_future_build
 from tests.support.llama_builds import LAYOUTS, NEWEST, where
@@ -57,7 +58,7 @@ def fit(model: Path, build: str) -> tuple[int, str, str]:
 def test_a_build_that_is_taken_is_right(fields: tuple[Field, ...], tmp_path: Path) -> None:
     build, model = future(tmp_path / "future", *fields), write_tiny(tmp_path / "moe.gguf")
     found = check_build(build)
-    assert (found.problem, found.layout, found.checks) == ("", find_layout.UNKNOWN, CHECKS)
+    assert (found.problem, found.layout, found.checks) == ("", UNKNOWN, CHECKS)
     plans = []
     for each in (build, where(NEWEST)):
         status, printed, said = fit(model, each)

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from fitter.llama.build import stored_answers, verdicts
+from fitter.llama.build import verdicts
 from fitter.llama.build.build_folder import find
 from fitter.llama.build.library import own_libraries
+from fitter.llama.build.verdicts import answers_folder
 from fitter.llama.load.canary import DENSE, write
 from fitter.llama.types import VirtualDevice, describe
 from tests.support.cases import cases
@@ -26,13 +27,14 @@ CRASHED = "it ended with signal 11 when a small model was loaded"
 # A processor with AMX: ggml's CPU buffer type under that name, which llama.cpp then prefers to CPU_REPACK.
 WITH_AMX = """
 import ctypes, json, sys
-from fitter.llama.build import host_layouts, library as native
-from fitter.llama.processes import worker_environment
+from fitter.llama.build import library as native
+from fitter.llama.load import backend_devices
+from fitter.llama.processes import interpreter
 from fitter.llama.load.backend_devices import registry
 from fitter.llama.load.loader import Loader
 from fitter.llama.types import Params
 
-worker_environment.become_worker()
+interpreter.become_worker()
 native.prepare()
 ggml = native.libraries().llama.library
 LIST, NAME = b"ggml_backend_dev_get_extra_bufts", ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)
@@ -100,7 +102,9 @@ def test_what_crashes_is_left_out(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     kept_verdict(problem)
-    code = "said += [host_layouts.settle(), has_amx()]; backend.fitter_virtual_host_is_described(False); "
+    code = (
+        "said += [backend_devices.settle_host_layouts(), has_amx()]; backend.fitter_virtual_host_is_described(False); "
+    )
     assert run(code + "said.append(has_amx())", model, tmp_path) == [is_left_out, not is_left_out, not is_left_out]
 
 
@@ -108,7 +112,7 @@ def kept_verdict(problem: str) -> None:
     """Have it be known already how this build computes."""
     build = find(os.environ.get("FITTER_LLAMA_CPP", "python"))
     assert verdicts.problem_of_computing(build, own_libraries()) == ""
-    (file,) = stored_answers.folder().glob("computing-*.json")
+    (file,) = answers_folder().glob("computing-*.json")
     file.write_text(json.dumps({"problem": problem}))
 
 
@@ -160,7 +164,7 @@ def refuse(*_):
     raise LibraryError("not now")
 
 verdicts.problem_of_computing = refuse
-said += [host_layouts.settle(), has_amx()]
+said += [backend_devices.settle_host_layouts(), has_amx()]
 """
     assert run(code, model, tmp_path) == [False, True]
 

@@ -26,17 +26,17 @@ OTHER = 183 if os.uname().machine == "x86_64" else 62
 # Forks of it are the workers, so they know no other layout; nor do they read a header that is beside libllama.
 _WITH_ONE_LAYOUT = """
 import sys
-from fitter.llama.build import find_layout, functions, layouts
+from fitter.llama.build import functions, layouts
 from fitter.llama.worker import process
-from fitter.llama.processes.worker_environment import of_llama_cpp
+from fitter.llama.processes.interpreter import worker_variables
 
 layout, where, header, *args = sys.argv[1:]
 layouts.data()["layouts"] = {layout: layouts.layouts()[layout]} if layout else {}
-layout_of = find_layout.layout_of
-find_layout.layout_without_header = lambda known, written: None
+layout_of = layouts.layout_of
+layouts.layout_without_header = lambda known, written: None
 functions.layout_of = lambda probe, headers: layout_of(probe, (header,) if header else ())
 for _ in range(4):
-    process.prestart(of_llama_cpp(where))
+    process.prestart(worker_variables(where))
 from fitter.cli import main
 sys.exit(main([*args, "--llama-cpp", where]))
 """
@@ -105,7 +105,7 @@ def test_the_header_of_another_version_is_refused(name: str, model: Path) -> Non
 
 _PAST_THE_PROBE = """
 import sys
-from fitter.llama.build import find_layout, functions, layouts
+from fitter.llama.build import functions, layouts
 
 functions.layout_of = lambda probe, headers: (sys.argv[1], layouts.layouts()[sys.argv[1]])
 from fitter.llama.load.canary import main

@@ -16,9 +16,10 @@ import pytest
 
 import fitter
 from fitter.errors import LibraryError, PlanError, UsageError
-from fitter.llama.build import stored_answers, verdicts
+from fitter.llama.build import verdicts
 from fitter.llama.build.build_folder import Build, find
 from fitter.llama.build.library import backend_path, own_libraries
+from fitter.llama.build.verdicts import asked_alone, read_answer, write_answer
 from fitter.llama.client import Worker
 from fitter.llama.processes import interpreter
 from fitter.llama.types import VirtualDevice, describe
@@ -42,8 +43,8 @@ CANARY = """
 import sys
 from fitter.llama.build import library
 from fitter.llama.load import canary
-from fitter.llama.processes import worker_environment
-worker_environment.become_worker(is_canary=True)
+from fitter.llama.processes import interpreter
+interpreter.become_worker(is_canary=True)
 library.load_cells()
 {change}
 print(canary.problem_of_loaded())
@@ -65,8 +66,8 @@ for name in known:
     a, b = places.index("{a}"), places.index("{b}")
     places[a], places[b] = places[b], places[a]
     known[name]["{struct}"] = {{each: fields[each] for each in places}}
-from fitter.llama.build import find_layout
-find_layout.disagreement = lambda layout, written: None if layout is known["0.3.36"] else "another one"
+from fitter.llama.build import layouts
+layouts.disagreement = lambda layout, written: None if layout is known["0.3.36"] else "another one"
 """
 
 
@@ -239,9 +240,9 @@ def test_a_build_that_is_not_trusted_gives_no_plan(cache: Path, model: Path, mon
 def test_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    stored_answers.write("name", {"a": 1})
-    assert stored_answers.read("name") is None
-    with stored_answers.alone():
+    write_answer("name", {"a": 1})
+    assert read_answer("name") is None
+    with asked_alone():
         pass
 
 

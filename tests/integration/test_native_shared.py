@@ -155,7 +155,7 @@ from fitter.llama.build import library
 from fitter.llama.load import projector, real_load as real
 from fitter.llama.processes import wire
 from fitter.llama.load.backend_devices import registry
-from fitter.llama.load.allocations import counted
+from fitter.llama.load.breakdown import counted
 
 library.prepare()
 if sys.argv[2]:

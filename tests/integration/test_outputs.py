@@ -19,8 +19,8 @@ N_BATCH = 64
 ALLOCATED = """
 import ctypes, json, sys
 from fitter.llama.build import library as native
-from fitter.llama.processes import worker_environment
-worker_environment.become_worker()
+from fitter.llama.processes import interpreter
+interpreter.become_worker()
 from fitter.llama.load.breakdown import breakdown_of
 from fitter.llama.build.functions import Batch
 native.prepare()

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import FitterError, LibraryError, UsageError
-from fitter.llama.build import build_folder, linker_cache
+from fitter.llama.build import build_folder
 from fitter.llama.build.build_folder import Build, find
+from fitter.llama.build.linking.posix import read_cache
 from tests.support import libraries
 from tests.support.cases import cases, named_cases
 
@@ -225,10 +226,10 @@ def test_the_cache_of_the_linker() -> None:
     begin = 48 + 2 * 24
     entries = b"".join(struct.pack("<iIIIQ", 3, begin, begin + at, 0, 0) for at in (25, 8))
     data = b"glibc-ld.so.cache1.1" + struct.pack("<II20x", 2, len(texts)) + entries + texts
-    assert linker_cache.read_cache(data) == {"liba.so": "/usr/lib/liba.so"}
-    assert linker_cache.read_cache(b"ld.so-1.7.0\0" + data) == {"liba.so": "/usr/lib/liba.so"}
+    assert read_cache(data) == {"liba.so": "/usr/lib/liba.so"}
+    assert read_cache(b"ld.so-1.7.0\0" + data) == {"liba.so": "/usr/lib/liba.so"}
     for length in range(len(data)):
-        linker_cache.read_cache(data[:length])
+        read_cache(data[:length])
 
 
 # --- what is refused

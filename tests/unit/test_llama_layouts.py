@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter.errors import LibraryError
-from fitter.llama.build import find_layout, layouts
+from fitter.llama.build import layouts
 from fitter.llama.build.epochs import Epoch, epoch_of
-from fitter.llama.build.find_layout import layout_of
 from fitter.llama.build.functions import backend_api
-from fitter.llama.build.layouts import disagreement, structs_of
-from fitter.llama.build.llama_h import fields_of
+from fitter.llama.build.layouts import HEADER, UNKNOWN, WRITTEN, disagreement, fields_of, layout_of, structs_of
 from tests.support.cases import cases, named_cases
 
 Layout = dict[str, dict[str, str]]
@@ -94,7 +92,7 @@ def places(layout: Layout) -> dict[str, tuple[int, int]]:
         f"{struct}.{field}": (getattr(shape, field).offset, getattr(shape, field).size)
         for struct, shape in structs_of(layout).items()
         for field in layout[struct]
-        if field in find_layout.WRITTEN
+        if field in WRITTEN
     }
 
 
@@ -116,7 +114,7 @@ REFUSED: dict[str, tuple[New, ...]] = {
 def test_a_newer_layout_follows_from_its_defaults(new: tuple[New, ...]) -> None:
     layout, defaults = with_new(*new)
     name, found = layout_of(Build(layout, defaults))
-    assert name == find_layout.UNKNOWN
+    assert name == UNKNOWN
     assert places(found) == places(layout)
 
 
@@ -136,14 +134,14 @@ def test_a_layout_that_follows_is_right(data: st.DataObject) -> None:
     except LibraryError:
         return
     # what agrees with a known layout, the small models tell apart
-    if name == find_layout.UNKNOWN:
+    if name == UNKNOWN:
         assert places(found) == places(layout)
 
 
 def test_a_field_that_is_gone() -> None:
     layout = {**NEWEST, CONTEXT: {name: kind for name, kind in NEWEST[CONTEXT].items() if name != "yarn_orig_ctx"}}
     name, found = layout_of(Build(layout))
-    assert (name, places(found)) == (find_layout.UNKNOWN, places(layout))
+    assert (name, places(found)) == (UNKNOWN, places(layout))
 
 
 @pytest.mark.parametrize("new", REFUSED.values(), ids=REFUSED)
@@ -157,7 +155,7 @@ def test_an_unclear_layout_is_refused_or_read(new: tuple[New, ...], tmp_path: Pa
     other.write_text(header_of(KNOWN["0.3.30"]))
     broken.write_text("struct llama_model_params { int a : 3; };")
     paths = [str(tmp_path / "none.h"), str(broken), str(other)]
-    assert layout_of(build, [*paths, str(own)]) == (find_layout.HEADER, layout)
+    assert layout_of(build, [*paths, str(own)]) == (HEADER, layout)
     with pytest.raises(LibraryError) as caught:
         layout_of(build, paths)
     for why in ("none.h cannot be read", "broken.h has 'int a : 3'", "other.h belongs to another version (llama_"):
@@ -171,7 +169,7 @@ def test_a_header_tells_what_defaults_cannot(tmp_path: Path) -> None:
     assert layout_of(build)[0] == "b11549"
     path = tmp_path / "llama.h"
     path.write_text(header_of(layout))
-    assert layout_of(build, [str(path)]) == (find_layout.HEADER, layout)
+    assert layout_of(build, [str(path)]) == (HEADER, layout)
 
 
 def test_a_field_that_is_not_written_is_not_there(tmp_path: Path) -> None:

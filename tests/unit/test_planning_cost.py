@@ -594,11 +594,11 @@ def test_mixtures_on_one_card() -> None:
 def test_placements() -> None:
     rows, _ = speed_rows.placements()
     complete = [row for row in rows if row.complete]
-    of_llama_cpp = [row for row in complete if row.cell[3] == "llama.cpp"]
+    worker_variables = [row for row in complete if row.cell[3] == "llama.cpp"]
     assert len(generation_speeds(complete)) >= 200
     assert median_error(generation_speeds(complete)) <= 0.25
-    assert median_error(generation_speeds(of_llama_cpp)) <= 0.25
-    assert median_error(prompt_speeds(of_llama_cpp)) <= 0.3
+    assert median_error(generation_speeds(worker_variables)) <= 0.25
+    assert median_error(prompt_speeds(worker_variables)) <= 0.3
 
 
 def test_prompts_of_text_with_experts_on_the_host() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama.build import stored_answers
+from fitter.llama.build.verdicts import answer_path, answers_folder, asked_alone, read_answer, write_answer
 from fitter.machine import bandwidth
 from fitter.storage import files, folders
 from fitter.storage.folders import TemporaryDirectory, cache_folder, is_lasting
@@ -68,14 +68,14 @@ def test_whatever_is_in_the_cache_nobody_waits(
     make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    files.make_private(stored_answers.folder())
-    make(stored_answers.path_of("name"))
-    make(stored_answers.folder() / "lock")
+    files.make_private(answers_folder())
+    make(answer_path("name"))
+    make(answers_folder() / "lock")
     make(bandwidth.cache_path())
-    assert stored_answers.read("name") is None
-    with stored_answers.alone():
-        stored_answers.write("name", {"a": 1})
-    assert (stored_answers.read("name") is None) == (make is os.mkdir)
+    assert read_answer("name") is None
+    with asked_alone():
+        write_answer("name", {"a": 1})
+    assert (read_answer("name") is None) == (make is os.mkdir)
     assert bandwidth.host_speed(lambda cores: 50e9).source == "measured"
 
 
@@ -145,12 +145,12 @@ def test_a_cache_that_others_may_write_is_not_used(
     place = tmp_path / "cache/llama-fitter"
     make(place)
     with pytest.warns(UserWarning) as said:
-        stored_answers.write("name", {"a": 1})
+        write_answer("name", {"a": 1})
     assert [str(each.message) for each in said] == [message.format(place=place)]
     with warnings.catch_warnings():
         # it is said once
         warnings.simplefilter("error")
-        assert stored_answers.read("name") == {"a": 1}, "the rest of this process has it"
+        assert read_answer("name") == {"a": 1}, "the rest of this process has it"
         assert not is_lasting()
     assert not [*place.iterdir()]
     folders.remove_temporary()
@@ -161,10 +161,10 @@ def test_a_cache_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.
     os.umask(before := os.umask(0))
     try:
         os.umask(0o002)
-        stored_answers.write("name", {"a": 1})
+        write_answer("name", {"a": 1})
     finally:
         os.umask(before)
-    for path in (tmp_path / "a", tmp_path / "a/cache", cache_folder(), stored_answers.folder()):
+    for path in (tmp_path / "a", tmp_path / "a/cache", cache_folder(), answers_folder()):
         assert path.stat().st_mode & 0o777 == 0o700
     assert is_lasting()
 
@@ -175,8 +175,8 @@ def test_a_cache_that_others_may_read_is_used(mode: int, tmp_path: Path, monkeyp
     (tmp_path / "llama-fitter").symlink_to("own")
     (tmp_path / "own").chmod(mode)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    stored_answers.write("name", {"a": 1})
-    assert [*(tmp_path / "own/llama-cpp").iterdir()] == [stored_answers.path_of("name").resolve()]
+    write_answer("name", {"a": 1})
+    assert [*(tmp_path / "own/llama-cpp").iterdir()] == [answer_path("name").resolve()]
 
 
 # --- directories that do not last

@@ -23,7 +23,7 @@ from typing import Any
 
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
-from fitter.llama.processes import worker_environment
+from fitter.llama.processes import interpreter
 from fitter.llama.types import Params
 from fitter.programs.state import SequenceState, state_of
 from tools.architectures.real import LEARNED_POSITIONS
@@ -120,7 +120,7 @@ def _ask_child(path: Path, longest: int, configurations: dict[str, Params], llam
             text=True,
             timeout=_SECONDS,
             check=False,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1", **worker_environment.of_llama_cpp(llama_cpp)},
+            env={**os.environ, "GGML_NO_BACKTRACE": "1", **interpreter.worker_variables(llama_cpp)},
         )
         said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         found.update({each["name"]: each for each in said})
@@ -137,7 +137,7 @@ def tell_real(path: str, longest: int, names: Sequence[str]) -> None:
 
     ``longest``: the most tokens of a sequence.
     """
-    worker_environment.become_worker()
+    interpreter.become_worker()
     from fitter.llama.build import library as native
     from fitter.llama.build.layouts import read_whole
     from fitter.llama.load.backend_devices import registry

@@ -7,10 +7,11 @@ import json
 import sys
 
 from fitter.errors import LibraryError
-from fitter.llama.build import find_layout, layouts
+from fitter.llama.build import layouts
 from fitter.llama.build.build_folder import find
 from fitter.llama.build.epochs import epoch_of
 from fitter.llama.build.functions import ggml_version
+from fitter.llama.build.layouts import layout_of
 from fitter.llama.build.opening import open_build
 from tools.follow.facts import names_of_operations
 
@@ -26,7 +27,7 @@ def main(where: str) -> None:
 
     written = layouts.written_by(probe)
     try:
-        _, layout = find_layout.layout_of(probe, build.headers)
+        _, layout = layout_of(probe, build.headers)
         defaults = dict(_defaults(layout, written))
     except LibraryError:
         defaults = {}

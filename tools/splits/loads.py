@@ -19,7 +19,7 @@ from pathlib import Path
 from fitter.errors import LlamaCppError
 from fitter.llama.build.cuda_library import CudaLibrary
 from fitter.llama.client import Worker
-from fitter.llama.processes.worker_environment import of_llama_cpp
+from fitter.llama.processes.interpreter import worker_variables
 from fitter.llama.types import Params, TensorBuftOverride, describe
 from tools import shapes
 from tools.cuda_reference import card
@@ -133,7 +133,7 @@ def real(
     """What the host code of ``library`` allocates for each load, with the ``llama_cpp`` that it belongs to."""
     for shape in LAYERS:
         write_model(shape, models)
-    named = of_llama_cpp(llama_cpp)
+    named = worker_variables(llama_cpp)
     with ThreadPoolExecutor(jobs) as pool:
         return list(pool.map(lambda load: _ask(load, library, write_model(load.shape, models), named), loads))
 

@@ -16,11 +16,11 @@ from typing import Any
 from fitter.llama.build import library as native
 from fitter.llama.build.layouts import read_whole
 from fitter.llama.build.log import captured_log, reason
-from fitter.llama.load.allocations import untouched
 from fitter.llama.load.backend_devices import cuda_registry, load_cuda_backend
+from fitter.llama.load.breakdown import untouched
 from fitter.llama.load.real_load import batch_of
 from fitter.llama.load.structs import apply
-from fitter.llama.processes import worker_environment
+from fitter.llama.processes import interpreter
 from fitter.llama.types import Params, TensorBuftOverride
 
 GIVEN_UP = re.compile(r"(ggml-backend-meta\.cpp:\d+: .*)")
@@ -30,7 +30,7 @@ def main() -> int:
     """Answer every line of standard input. Arguments: the CUDA backend, and whether it is a plugin."""
     path, plugin = sys.argv[1], sys.argv[2] == "1"
     # as a worker it takes the llama.cpp that its environment names
-    worker_environment.become_worker()
+    interpreter.become_worker()
     native.prepare()
     library = native.libraries()
     load_cuda_backend(path, plugin)

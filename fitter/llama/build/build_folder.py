@@ -13,7 +13,7 @@ from fitter.errors import LibraryError, UsageError
 from fitter.llama.build import linker
 from fitter.llama.build.elf import Linking
 from fitter.llama.build.linking import EXECUTABLE, LIBLLAMA, LIBRARY, SEARCH_PATH, binaries, is_library, machine
-from fitter.llama.processes import worker_environment
+from fitter.llama.processes import interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def find(where: str = PYTHON) -> Build:
 
 def named(where: str | None) -> str:
     """Return the name of the llama.cpp for a worker; ``None`` becomes the environment's."""
-    return where or os.environ.get(worker_environment.LLAMA_CPP) or PYTHON
+    return where or os.environ.get(interpreter.LLAMA_CPP) or PYTHON
 
 
 def may_have_cuda(where: str) -> bool:

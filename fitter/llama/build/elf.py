@@ -1,4 +1,7 @@
-"""Read libraries and programs without loading them: their links, build ids and symbols."""
+"""Read libraries and programs without loading them: their links, build ids and symbols.
+
+ELF files are those of Linux; ``macho`` and ``pe`` read the others with the same names.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import os
 import platform
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import contextmanager
+from typing import BinaryIO, NamedTuple
 
 from fitter.errors import LibraryError
 
@@ -62,11 +66,7 @@ def read(path: str | os.PathLike[str]) -> SharedLibrary:
 
 def is_binary(path: str | os.PathLike[str]) -> bool:
     """Return whether a file begins like a library or program for Linux."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(4) == b"\x7fELF"
-    except OSError:
-        return False
+    return begins_so(path, (b"\x7fELF",))
 
 
 def linking_of(path: str | os.PathLike[str]) -> Linking:
@@ -74,14 +74,8 @@ def linking_of(path: str | os.PathLike[str]) -> Linking:
 
     Raises ``LibraryError`` if it is for another machine, or truncated.
     """
-    name = os.fspath(path)
-    try:
-        with open(path, "rb") as file:
-            return _linking(_Reader(file.fileno()), name)
-    except OSError as error:
-        raise LibraryError(f"{name} cannot be read: {error.strerror}") from error
-    except (struct.error, ValueError, IndexError, OverflowError) as error:
-        raise LibraryError(f"{name} is damaged or not all there: download or build it again") from error
+    with _opened(path) as file:
+        return _linking(_Reader(file.fileno()), os.fspath(path))
 
 
 class _Reader:
@@ -126,7 +120,7 @@ def _linking(file: _Reader, path: str) -> Linking:
                     names[tag].append(value)
                 strings, length = (value if tag == _STRTAB else strings), (value if tag == _STRSZ else length)
     table = file.at(_offset(strings, segments), length) if length else b""
-    texts = {tag: [_string(table, value) for value in values] for tag, values in names.items()}
+    texts = {tag: [text_at(table, value) for value in values] for tag, values in names.items()}
     return Linking(
         next(iter(texts[_SONAME]), ""),
         tuple(texts[_NEEDED]),
@@ -193,16 +187,52 @@ def _parse(data: mmap.mmap) -> SharedLibrary:
         if kind == _DYNAMIC:
             for tag, value in struct.iter_unpack("<QQ", data[offset : offset + length]):
                 if tag == _NEEDED:
-                    needed.append(_string(data, sections[link][1] + value))
+                    needed.append(text_at(data, sections[link][1] + value))
         elif kind == _DYNSYM:
             for name, section in struct.iter_unpack("<I2xH16x", data[offset : offset + length]):
                 if name:
-                    (defined if section else undefined).add(_string(data, sections[link][1] + name))
+                    (defined if section else undefined).add(text_at(data, sections[link][1] + name))
     return SharedLibrary(tuple(needed), frozenset(defined), frozenset(undefined))
 
 
-def _string(data: bytes | mmap.mmap, start: int) -> str:
+@contextmanager
+def mapped(path: str | os.PathLike[str], system: str, beginnings: tuple[bytes, ...]) -> Iterator[mmap.mmap]:
+    """Yield the bytes of a file that begins like a library or program for ``system``.
+
+    Raises ``LibraryError`` for any other file, and if the block finds it damaged.
+    """
+    with _opened(path) as file:
+        if file.read(4)[: len(beginnings[0])] not in beginnings:
+            raise LibraryError(f"{os.fspath(path)} is not a library or a program for {system}: name another one")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield data
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a library or program. Raises ``LibraryError`` if it cannot be read, or the block finds it damaged."""
+    name = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        raise LibraryError(f"{name} cannot be read: {error.strerror}") from error
+    except (struct.error, ValueError, IndexError, OverflowError) as error:
+        raise LibraryError(f"{name} is damaged or not all there: download or build it again") from error
+
+
+def begins_so(path: str | os.PathLike[str], beginnings: tuple[bytes, ...]) -> bool:
+    """Return whether a file begins with one of ``beginnings``, which are equally long."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(beginnings[0])) in beginnings
+    except OSError:
+        return False
+
+
+def text_at(data: bytes | mmap.mmap, start: int) -> str:
+    """Return the text that ends with a NUL. Raises ``ValueError`` without one."""
     end = data.find(b"\0", start)
-    if end < 0:
+    if start < 0 or end < 0:
         raise ValueError("a name without an end")
-    return os.fsdecode(data[start:end])
+    return data[start:end].decode("utf-8", "surrogateescape")

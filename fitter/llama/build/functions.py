@@ -9,8 +9,7 @@ import ctypes
 import os
 
 from fitter.errors import LibraryError
-from fitter.llama.build.find_layout import layout_of
-from fitter.llama.build.layouts import structs_of
+from fitter.llama.build.layouts import layout_of, structs_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

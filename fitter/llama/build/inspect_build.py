@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, replace
 
 from fitter.errors import FitterError
 from fitter.llama.build import library as native
-from fitter.llama.build import stored_answers
 from fitter.llama.build.build_folder import PYTHON, Build, find, has_python, on_path
 from fitter.llama.build.functions import ggml_version, same_commit
 from fitter.llama.build.opening import best_of, open_build
-from fitter.llama.processes import interpreter, worker_environment
+from fitter.llama.build.verdicts import read_answer, write_answer
+from fitter.llama.processes import interpreter
 from fitter.llama.types import LlamaCpp
 
 _PATIENCE = 60.0
@@ -122,13 +122,13 @@ def other_server(planned: LlamaCpp) -> BuildReport | None:
 def _stored_report(build: Build, where: str) -> BuildReport:
     """Inspect a build, or return the stored report."""
     name = f"look-{build.key[:32]}"
-    answer = stored_answers.read(name) or {}
+    answer = read_answer(name) or {}
     texts = {key: value for key, value in answer.items() if key in ("version", "ggml", "commit")}
     if len(texts) == 3 and all(isinstance(value, str) for value in texts.values()):
         return BuildReport(where, build.libllama, key=build.key, **texts)
     report = inspect_build(where)
     if not report.problem:
-        stored_answers.write(name, {"version": report.version, "ggml": report.ggml, "commit": report.commit})
+        write_answer(name, {"version": report.version, "ggml": report.ggml, "commit": report.commit})
     return report
 
 
@@ -159,6 +159,6 @@ def ask(build: Build) -> dict[str, str]:
 
 def main(where: str) -> None:
     """Print the facts about the build ``where`` as JSON on one line."""
-    os.environ[worker_environment.LLAMA_CPP] = where
-    worker_environment.become_worker(is_canary=True)
+    os.environ[interpreter.LLAMA_CPP] = where
+    interpreter.become_worker(is_canary=True)
     print(json.dumps(ask(find(where))), flush=True)

@@ -22,7 +22,7 @@ from fitter.llama.build import linking, opening
 from fitter.llama.build.build_folder import PYTHON, Build, find
 from fitter.llama.build.epochs import backend_rules, epoch_of
 from fitter.llama.build.functions import Functions, backend_api, ggml_version, same_commit
-from fitter.llama.processes import worker_environment
+from fitter.llama.processes import interpreter
 
 if TYPE_CHECKING:
     from fitter.llama.types import LlamaCpp
@@ -132,7 +132,7 @@ def loaded() -> LlamaCpp:
 
     versions, build = loaded_versions(libraries()), loaded_build()
     # processes other than workers have loaded their own CPU backend
-    cpu = cpu_backend() if worker_environment.is_worker() else ""
+    cpu = cpu_backend() if interpreter.is_worker() else ""
     return LlamaCpp(llama_cpp_version(), versions.ggml, versions.commit, build.libllama, build.key, cpu)
 
 
@@ -172,7 +172,7 @@ def _libraries() -> Library:
 
 def _check_trust(library: Library) -> None:
     """Raise ``LibraryError`` if the build is not the one fitter was built for, and behaves differently."""
-    if worker_environment.is_canary() or loaded_build().is_bundled or _is_built_for(library):
+    if interpreter.is_canary() or loaded_build().is_bundled or _is_built_for(library):
         return
     from fitter.llama.build import verdicts
 
@@ -265,7 +265,7 @@ def cpu_backend() -> str:
 
     Raises ``LibraryError``.
     """
-    wanted = os.environ.get(worker_environment.CPU, "") if worker_environment.is_worker() else ""
+    wanted = os.environ.get(interpreter.LLAMA_CPU, "") if interpreter.is_worker() else ""
     return opening.load_plugins(libraries().llama, loaded_build(), wanted)
 
 
@@ -304,7 +304,7 @@ def load_cells() -> None:
 
 
 def _name_of_build() -> str:
-    return (worker_environment.is_worker() and os.environ.get(worker_environment.LLAMA_CPP)) or PYTHON
+    return (interpreter.is_worker() and os.environ.get(interpreter.LLAMA_CPP)) or PYTHON
 
 
 @contextlib.contextmanager

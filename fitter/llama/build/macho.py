@@ -9,8 +9,7 @@ import struct
 from collections.abc import Iterator
 
 from fitter.errors import LibraryError
-from fitter.llama.build.elf import Linking, SharedLibrary
-from fitter.llama.build.mapped_file import begins_so, mapped, text_at
+from fitter.llama.build.elf import Linking, SharedLibrary, begins_so, mapped, text_at
 
 _SYSTEM = "macOS"
 _BEGINNINGS = (b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")

@@ -1,24 +1,61 @@
-"""Decide whether a build of llama.cpp can be trusted: once for each build, in another process, and stored.
+"""Answers about builds of llama.cpp, stored in the cache directory, and whether a build can be trusted.
 
-A build that fitter was compiled for is trusted. Any other must first load the models of ``fitter.llama.load.canary``.
+A build that fitter was compiled for is trusted. Any other must first load the models of ``fitter.llama.load.canary``,
+once for each build, in another process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fitter import system
 from fitter.errors import LibraryError
-from fitter.llama.build import stored_answers
 from fitter.llama.build.build_folder import Build
 from fitter.llama.build.linking import binaries
-from fitter.llama.processes import interpreter, worker_environment
+from fitter.llama.processes import interpreter
 from fitter.llama.processes.worker_exit import is_resource_error
-from fitter.storage import folders
+from fitter.storage import files, folders
+
+
+def answers_folder() -> Path:
+    """Name ``llama-fitter/llama-cpp`` in the cache directory (``XDG_CACHE_HOME``)."""
+    return folders.cache_folder("llama-cpp")
+
+
+def answer_path(name: str) -> Path:
+    """Name the file of an answer."""
+    return answers_folder() / f"{name}.json"
+
+
+def read_answer(name: str) -> dict[str, Any] | None:
+    """Read an answer; ``None`` if there is none, or if it cannot be read."""
+    try:
+        answer = files.read_json(answer_path(name))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def write_answer(name: str, answer: dict[str, Any]) -> None:
+    """Store an answer, all or nothing; ignore errors, because it can be asked again."""
+    with contextlib.suppress(OSError):
+        files.write_json(answer_path(name), answer)
+
+
+@contextlib.contextmanager
+def asked_alone() -> Iterator[None]:
+    """Let other processes that would ask too wait, if files can be locked."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            files.make_private(answers_folder())
+            stack.enter_context(files.locked(answers_folder() / "lock"))
+        yield
+
 
 _PATIENCE = 120.0
 """Seconds for the models: a crash is quick, and a busy machine slow."""
@@ -51,7 +88,7 @@ def problem_of(build: Build, fitter_libraries: tuple[str, ...]) -> str:
 
 
 def _how_to_retry(build: Build, fitter_libraries: tuple[str, ...]) -> str:
-    path = stored_answers.path_of(_placing_name(build, fitter_libraries))
+    path = answer_path(_placing_name(build, fitter_libraries))
     return f"; delete {path} to have it tried again" if folders.is_lasting() and path.exists() else ""
 
 
@@ -79,16 +116,16 @@ def problem_of_computing(build: Build, fitter_libraries: tuple[str, ...]) -> str
 def _asked_once(name: str, build: Build, entry: str) -> str:
     if (answer := _read(name)) is not None:
         return answer
-    with stored_answers.alone():
+    with asked_alone():
         # Another process may have been quicker.
         if (answer := _read(name)) is None:
             answer = ask(build, entry)
-            stored_answers.write(name, {"problem": answer})
+            write_answer(name, {"problem": answer})
     return answer
 
 
 def _read(name: str) -> str | None:
-    problem = (stored_answers.read(name) or {}).get("problem")
+    problem = (read_answer(name) or {}).get("problem")
     return problem if isinstance(problem, str) else None
 
 
@@ -122,8 +159,11 @@ class _Accident(NamedTuple):
 
 
 def _run_canary(build: Build, entry: str) -> str | _Accident:
+    # workers import this module, and read stored answers alone
+    import subprocess
+
     try:
-        environment = {**os.environ, worker_environment.LLAMA_CPP: build.where}
+        environment = {**os.environ, interpreter.LLAMA_CPP: build.where}
         done = interpreter.run("fitter.llama.load.canary", entry, seconds=_PATIENCE, environment=environment)
     except subprocess.TimeoutExpired:
         return _Accident(0, f"it did not end within {_PATIENCE:.0f} seconds")

@@ -12,7 +12,7 @@ from fitter.errors import ModelError
 from fitter.llama.build import library as native
 from fitter.llama.build.log import captured_log, reason
 from fitter.llama.header.read_header import read_header
-from fitter.llama.load.allocations import counted
+from fitter.llama.load.breakdown import counted
 from fitter.llama.types import Lora, Row
 from fitter.storage.files import identity
 

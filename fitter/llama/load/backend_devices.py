@@ -1,7 +1,8 @@
-"""The devices of this process's ggml: real, remote and virtual."""
+"""The devices of this process's ggml: real, remote and virtual, and the processor's own layouts of weights."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +12,9 @@ from typing import Any
 
 from fitter.errors import LibraryError, UsageError
 from fitter.llama.build import library as native
+from fitter.llama.build import verdicts
 from fitter.llama.build.log import captured_log, reason
+from fitter.llama.processes import interpreter
 from fitter.llama.types import MAX_DEVICES, RPC, DeviceInfo
 from fitter.text import printable
 
@@ -205,3 +208,23 @@ def load_cuda_backend(path: str, plugin: bool) -> None:
 
 def _is_cuda(file: str) -> bool:
     return os.path.basename(file).startswith("libggml-cuda.")
+
+
+@functools.cache
+def settle_host_layouts() -> bool:
+    """Try the processor's own layouts once for each build, in another process; let this process avoid them if they
+    crash.
+
+    Returns whether they are avoided. Raises ``LibraryError`` if there is no llama.cpp.
+    """
+    backend = native.open_backend()
+    if interpreter.is_canary() or not backend.fitter_virtual_has_own_layouts():
+        return False
+    try:
+        problem = verdicts.problem_of_computing(native.loaded_build(), native.own_libraries())
+    except LibraryError:
+        # without a result, use them
+        return False
+    if problem:
+        backend.fitter_virtual_leave_out_own_layouts()
+    return bool(problem)

@@ -18,11 +18,11 @@ from pathlib import Path
 from fitter.errors import FitterError, LlamaCppError
 from fitter.llama.build import library as native
 from fitter.llama.header.gguf_writer import Tensor, Value, write_file
-from fitter.llama.load.allocations import counted
 from fitter.llama.load.backend_devices import register_virtual, registry
+from fitter.llama.load.breakdown import counted
 from fitter.llama.load.loader import Loader
 from fitter.llama.load.real_load import RealLoad
-from fitter.llama.processes import worker_environment
+from fitter.llama.processes import interpreter
 from fitter.llama.processes.worker_exit import is_resource_error
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice, describe
 from fitter.storage.folders import TemporaryDirectory
@@ -240,7 +240,7 @@ def _attention(what: str, measured: Breakdown, expected: bool) -> Iterator[str]:
 
 def main() -> None:
     """Print why the build of this process's environment cannot be trusted, an empty line if it can."""
-    worker_environment.become_worker(is_canary=True)
+    interpreter.become_worker(is_canary=True)
     try:
         native.load_cells()
         problem = problem_of_loaded()
@@ -254,7 +254,7 @@ def main() -> None:
 
 def compute() -> None:
     """Compute with weights in this processor's own layouts, which may crash; print an empty line otherwise."""
-    worker_environment.become_worker(is_canary=True)
+    interpreter.become_worker(is_canary=True)
     try:
         native.prepare()
         with _models(QUANTIZED) as (path,):

@@ -14,11 +14,16 @@ from fitter.llama.build.layouts import read_whole
 from fitter.llama.build.log import captured_log, failure, flash_attn_from, lines_of_context, n_splits_from, unused_from
 from fitter.llama.header.read_header import Headers
 from fitter.llama.load.adapters import Adapters
-from fitter.llama.load.allocations import untouched
 from fitter.llama.load.backend_devices import Device, Registry, every_device, register_virtual
-from fitter.llama.load.breakdown import breakdown_of, model_info_of
+from fitter.llama.load.breakdown import (
+    breakdown_of,
+    check_split_mode,
+    model_info_of,
+    split_counted,
+    takes_nothing,
+    untouched,
+)
 from fitter.llama.load.caches import PADDED, caches_of
-from fitter.llama.load.splits import check_build, split_counted, takes_nothing
 from fitter.llama.load.structs import apply, apply_context, model_key
 from fitter.llama.types import (
     LAYOUT_DEVICE,
@@ -200,7 +205,7 @@ def _load_dummy(
         params: Parameters of the load.
         devices: The devices.
     """
-    check_build(library, params)
+    check_split_mode(library, params)
     llama = library.llama
     model_params = llama.llama_model_default_params()
     pointers = apply(params, model_params, llama.llama_context_default_params(), devices)

@@ -16,8 +16,8 @@ from fitter.llama.build import library as native
 from fitter.llama.build.linking import LIBRARY, address_for
 from fitter.llama.build.log import captured_log, reason
 from fitter.llama.header.read_header import read_header
-from fitter.llama.load.allocations import counted
 from fitter.llama.load.backend_devices import Registry, select
+from fitter.llama.load.breakdown import counted
 from fitter.llama.types import FlashAttn, Row
 from fitter.parameters.table import FLASH_ATTN
 

@@ -17,8 +17,7 @@ from fitter.llama.build.linking import CUDA_DRIVER
 from fitter.llama.build.log import captured_log, failure
 from fitter.llama.load.adapters import Adapters
 from fitter.llama.load.backend_devices import Device, Registry
-from fitter.llama.load.breakdown import breakdown_of
-from fitter.llama.load.splits import check_build, computed_in, split_counted
+from fitter.llama.load.breakdown import breakdown_of, check_split_mode, computed_in, split_counted
 from fitter.llama.load.structs import apply
 from fitter.llama.processes import rpc
 from fitter.llama.types import Breakdown, MeasuredSpeed, Params
@@ -37,7 +36,7 @@ class RealLoad:
 
     def __init__(self, path: str, params: Params, devices: Registry) -> None:
         self._llama = native.libraries().llama
-        check_build(native.libraries(), params)
+        check_split_mode(native.libraries(), params)
         model_params = self._llama.llama_model_default_params()
         context_params = self._llama.llama_context_default_params()
         self._keep = apply(params, model_params, context_params, devices)

@@ -1,4 +1,4 @@
-"""Start another Python: isolated, with this process's search path but for the current directory.
+"""Start another Python, isolated: its search path without the current directory, its environment, and a worker's.
 
 Files of the current directory, such as a ``json.py``, are no part of fitter. Imports only modules that every Python has
 loaded: the command calls it first, because ``python -m`` searches the current directory.
@@ -110,3 +110,50 @@ def _is_own(entry: str) -> bool:
     if site is not None:
         places |= {*site.getsitepackages(), site.getusersitepackages()}
     return entry in places
+
+
+LLAMA_CPP = "FITTER_LLAMA_CPP"
+"""Environment variable with a worker's llama.cpp."""
+
+LLAMA_CPU = "FITTER_LLAMA_CPU"
+"""Environment variable with the file name of a worker's CPU backend, if its llama.cpp has several."""
+
+_is_worker = False
+_is_canary = False
+
+
+def worker_variables(where: str | None, cpu: str = "") -> dict[str, str]:
+    """Return the variables of a worker.
+
+    Args:
+        where: Its llama.cpp; ``None`` for the environment's.
+        cpu: File name of its CPU backend; empty for the best one.
+    """
+    return {**({} if where is None else {LLAMA_CPP: where}), **({LLAMA_CPU: cpu} if cpu else {})}
+
+
+def is_worker() -> bool:
+    """Return whether this process is a worker."""
+    return _is_worker
+
+
+def is_canary() -> bool:
+    """Return whether this process tests a build of llama.cpp."""
+    return _is_canary
+
+
+def become_worker(is_canary: bool = False) -> None:
+    """Mark this process as a worker, or as one that tests a build of llama.cpp."""
+    global _is_worker, _is_canary
+    _is_worker, _is_canary = True, is_canary
+
+
+_PLACES = ("LD_LIBRARY_PATH", "GGML_BACKEND_PATH")
+"""Environment variables with paths that a program needs to start."""
+
+
+def from_anywhere(environment: Mapping[str, str]) -> dict[str, str]:
+    """Make those paths absolute, and remove empty ones, which mean the current directory."""
+    places = {name: environment[name].split(os.pathsep) for name in _PLACES if name in environment}
+    whole = {name: os.pathsep.join(os.path.abspath(each) for each in paths if each) for name, paths in places.items()}
+    return {**environment, **whole}

@@ -22,13 +22,14 @@ from fitter.errors import (
     RemoteError,
     UsageError,
 )
-from fitter.llama.build import host_layouts, library
+from fitter.llama.build import library
 from fitter.llama.build.log import LogLine, reason
-from fitter.llama.load.backend_devices import Device, Registry, registry, rpc_devices
+from fitter.llama.load.backend_devices import Device, Registry, registry, rpc_devices, settle_host_layouts
 from fitter.llama.load.breakdown import breakdown_of
 from fitter.llama.load.structs import apply
 from fitter.llama.processes import rpc
-from fitter.llama.this_process import connections, guarded
+from fitter.llama.this_process import guarded
+from fitter.llama.this_process.guarded import check_servers, lose_servers, name_of_server, servers_of_models
 from fitter.llama.types import RPC, Breakdown, LlamaCpp, Params
 from fitter.parameters.table import of_a_struct
 from fitter.text import MIB, human
@@ -113,8 +114,8 @@ def load(
         LlamaCppError: llama.cpp cannot load the model.
     """
     if plan.rpc:
-        connections.check(plan.rpc, timeout)
-    if host_layouts.settle():
+        check_servers(plan.rpc, timeout)
+    if settle_host_layouts():
         warn(
             "this llama.cpp crashes where it computes with AMX (its compiler did not write that right: "
             "gcc.gnu.org/PR114098), so it is loaded without. Other programs that load it crash until it is built anew: "
@@ -137,7 +138,7 @@ def load(
         return model
 
     outcome = guarded.attempt(
-        construct, plan.rpc, timeout, lambda: connections.lose(plan.rpc, is_connected=bool(described))
+        construct, plan.rpc, timeout, lambda: lose_servers(plan.rpc, is_connected=bool(described))
     )
     if outcome.value is not None:
         _warn_of_difference(plan, outcome.value)
@@ -158,7 +159,7 @@ def _registry(servers: Sequence[str], progress: guarded.LoadProgress) -> Registr
     local = registry()
     remote: list[Device] = []
     for server in servers:
-        name = connections.name_of(server)
+        name = name_of_server(server)
         devices = rpc_devices(name)
         if not devices:
             raise _NoDeviceError(server)
@@ -307,7 +308,7 @@ class PlannedLlama(llama_cpp.Llama):
         self._is_planned = True
         self._is_remote = bool(plan.rpc)
         if plan.rpc:
-            connections.users[id(self)] = plan.rpc
+            servers_of_models[id(self)] = plan.rpc
 
     def __repr__(self) -> str:
         return f"<Llama: {repr(self.plan)[1:-1]}>"
@@ -345,7 +346,7 @@ class PlannedLlama(llama_cpp.Llama):
                 super().close()
             return
         self._is_remote = False
-        connections.users.pop(id(self), None)
+        servers_of_models.pop(id(self), None)
         if sys.is_finalizing():
             # the servers free their memory when the connection ends with the process
             self._let_go()
@@ -355,7 +356,7 @@ class PlannedLlama(llama_cpp.Llama):
             lambda _: super(PlannedLlama, self).close(),
             servers,
             _CLOSE_SECONDS,
-            lambda: connections.lose(servers, True),
+            lambda: lose_servers(servers, True),
         )
         if outcome.error is not None:
             raise outcome.error

@@ -10,7 +10,7 @@ import sys
 import time
 
 from fitter import system
-from fitter.llama.processes import interpreter, worker_environment
+from fitter.llama.processes import interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -304,5 +304,5 @@ def main(parent: str) -> None:
 
 def become_worker() -> None:
     """Mark this process as a worker, and close files that it inherited by accident, such as others' pipes."""
-    worker_environment.become_worker()
+    interpreter.become_worker()
     system.close_inherited()

@@ -19,13 +19,11 @@ from typing import Any
 
 from fitter import system
 from fitter.errors import FitterError, LibraryError, LlamaCppError, WorkerError
-from fitter.llama.build import host_layouts
 from fitter.llama.build import library as native
 from fitter.llama.build.log import captured_log
 from fitter.llama.header.file_types import file_types
-from fitter.llama.header.patterns import match
-from fitter.llama.header.read_header import Headers
-from fitter.llama.load import projector, real_load, vocabulary
+from fitter.llama.header.read_header import Headers, check_tokenizer, is_tokenizer_read
+from fitter.llama.load import projector, real_load
 from fitter.llama.load.backend_devices import (
     cuda_registry,
     device_named,
@@ -33,8 +31,10 @@ from fitter.llama.load.backend_devices import (
     load_cuda_backend,
     register_virtual,
     registry,
+    settle_host_layouts,
 )
 from fitter.llama.load.loader import Loader
+from fitter.llama.load.structs import match_patterns
 from fitter.llama.processes import memory_limit, wire
 from fitter.llama.processes.worker_exit import OUT_OF_MEMORY_STATUS, is_out_of_memory
 from fitter.llama.types import (
@@ -123,10 +123,10 @@ class Commands:
         return self._known_headers().read(path)
 
     def is_tokenizer_read(self, path: str) -> bool:
-        return vocabulary.is_read(path)
+        return is_tokenizer_read(path)
 
     def check_tokenizer(self, path: str) -> None:
-        vocabulary.check(path)
+        check_tokenizer(path)
 
     def file_types(self, files: tuple[str, ...], directory: str) -> FileTypes:
         return file_types(self._known_headers(), files, directory)
@@ -181,7 +181,7 @@ class Commands:
             loaded.close()
 
     def match(self, patterns: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
-        return match(patterns, names)
+        return match_patterns(patterns, names)
 
     def _end(self, status: int = 0) -> None:
         """End the process in the middle of its work."""
@@ -203,7 +203,7 @@ class Commands:
     def _open(self) -> Loader:
         if self._loader is None:
             if not self._virtual:
-                host_layouts.settle()
+                settle_host_layouts()
             devices = cuda_registry() if self._adopted else registry(self._virtual)
             self._loader = Loader(devices, self._known_headers())
         return self._loader

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
+import functools
 import os
+import struct
 import sys
 
 from fitter.errors import LibraryError
 
-assert sys.platform != "win32"
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+assert sys.platform != "win32"
+
 
 if sys.platform == "darwin":
     from fitter.llama.build import macho as binaries
@@ -106,10 +109,14 @@ def environment_places() -> tuple[str, ...]:
 
 
 def system_path(name: str) -> str:
-    """Return the path of a library of the system, '' without one."""
-    from fitter.llama.build import linker_cache
+    """Return the path of a library of the system as Linux's dynamic linker finds it, '' without one.
 
-    return linker_cache.path_of(name)
+    It looks in its cache, and where libraries usually are.
+    """
+    cached = _cache().get(name, "")
+    if cached and os.path.isfile(cached):
+        return cached
+    return next((path for place in _default_places() if os.path.isfile(path := os.path.join(place, name))), "")
 
 
 def open_library(path: str) -> ctypes.CDLL:
@@ -159,3 +166,48 @@ def file_of(function: object, symbol: str) -> str:
 def make_global(path: str) -> None:
     """Make the symbols of a loaded library visible to those that are opened later. Raises ``OSError``."""
     ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_NOW)
+
+
+_CACHE = "/etc/ld.so.cache"
+_MAGIC = b"glibc-ld.so.cache1.1"
+
+
+def _default_places() -> tuple[str, ...]:
+    own = f"{machine()}-linux-gnu"
+    return f"/lib/{own}", f"/usr/lib/{own}", "/lib64", "/usr/lib64", "/lib", "/usr/lib"
+
+
+@functools.cache
+def _cache() -> dict[str, str]:
+    try:
+        with open(_CACHE, "rb") as file:
+            return read_cache(file.read())
+    except OSError:
+        return {}
+
+
+def read_cache(data: bytes) -> dict[str, str]:
+    """Read an ``ld.so.cache``: paths of this machine's libraries by name; empty for an unknown format."""
+    begin = data.find(_MAGIC)
+    if begin < 0:
+        return {}
+    paths: dict[str, str] = {}
+    try:
+        (count,) = struct.unpack_from("<I", data, begin + len(_MAGIC))
+        for i in range(count):
+            _, name, path = struct.unpack_from("<iII", data, begin + 48 + 24 * i)
+            key, value = (_text(data, begin + at) for at in (name, path))
+            # the first of a name is the best; libraries of other machines are between them
+            if key not in paths and _is_own(value):
+                paths[key] = value
+    except (struct.error, ValueError):
+        return paths
+    return paths
+
+
+def _text(data: bytes, start: int) -> str:
+    return os.fsdecode(data[start : data.index(b"\0", start)])
+
+
+def _is_own(path: str) -> bool:
+    return "/lib32/" not in path and "/libx32/" not in path and "/i386-linux-gnu/" not in path

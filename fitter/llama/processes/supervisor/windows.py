@@ -8,7 +8,7 @@ import sys
 import time
 
 from fitter import system
-from fitter.llama.processes.supervisor.program_environment import from_anywhere
+from fitter.llama.processes.interpreter import from_anywhere
 
 assert sys.platform == "win32"
 
