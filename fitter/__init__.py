@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         TensorBuftOverride,
         VirtualDevice,
     )
-    from fitter.model.shapes.listing import ShapeInfo, shapes
+    from fitter.model.shapes.catalogue import ShapeInfo, shapes
     from fitter.planning.checked.calibration import Calibration, Comparison, DeviceCalibration, Difference
     from fitter.planning.checked.tuning import Tuning, TuningChange, TuningRun
     from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
@@ -85,9 +85,8 @@ if TYPE_CHECKING:
     from fitter.planning.speed.cost import Estimate, Part, Workload
     from fitter.planning.speed.explain import Alternative, Bound, Choice, Reason
     from fitter.planning.tables.exploration import Exploration, ExploredAnswer, ExploredCell
-    from fitter.planning.tables.quantization_rows import Quantization, Quantizations
+    from fitter.planning.tables.quantization_rows import Quantization, Quantizations, ShapePlan, ShapePlans
     from fitter.planning.tables.repository_rows import Repository, RepositoryFile, SideFile
-    from fitter.planning.tables.shape_rows import ShapePlan, ShapePlans
     from fitter.programs.later import Later
 
 __version__ = VERSION
@@ -111,7 +110,7 @@ _HOMES = {
         "VirtualDevice",
     ),
     "fitter.api.planner": ("Planner",),
-    "fitter.model.shapes.listing": ("ShapeInfo", "shapes"),
+    "fitter.model.shapes.catalogue": ("ShapeInfo", "shapes"),
     "fitter.planning.checked.calibration": ("Calibration", "Comparison", "DeviceCalibration", "Difference"),
     "fitter.planning.speed.cost": ("Estimate", "Part", "Workload"),
     "fitter.planning.speed.explain": ("Alternative", "Bound", "Choice", "Reason"),
@@ -121,9 +120,8 @@ _HOMES = {
     "fitter.planning.plan.turns": ("Turns", "UserSpeed"),
     "fitter.planning.plan.layer_map": ("Inspection", "LayerMap", "LayerSize", "MapCell", "RoleSize"),
     "fitter.planning.pricing.pricing": ("Price", "SpeedAt", "SpeedSource"),
-    "fitter.planning.tables.quantization_rows": ("Quantization", "Quantizations"),
+    "fitter.planning.tables.quantization_rows": ("Quantization", "Quantizations", "ShapePlan", "ShapePlans"),
     "fitter.planning.tables.repository_rows": ("Repository", "RepositoryFile", "SideFile"),
-    "fitter.planning.tables.shape_rows": ("ShapePlan", "ShapePlans"),
     "fitter.planning.request.request": ("Progress",),
     "fitter.planning.request.session": ("Session",),
     "fitter.planning.request.summary": (

@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import FitterError
-from fitter.llama.build import compared
-from fitter.llama.build.cuda_library import find_cuda_library
+from fitter.llama.build import virtual_backends
 from fitter.llama.build.inspect_build import inspect_build
+from fitter.llama.build.virtual_backends import find_cuda_library
 from fitter.llama.processes.interpreter import LLAMA_CPP
 from fitter.version import numbers_of
 from tools import llama_builds, shapes
 from tools.oracle.draw import ARCHITECTURES, CAPABILITIES, draw, with_expert_caches
 from tools.oracle.measure import Row, compare_rows, fill
 
-DATA = Path(compared.__file__).with_name("compared.json")
+DATA = Path(virtual_backends.__file__).with_name("compared.json")
 SOFTWARE_DEVICE = "ggml-vulkan of its source, on a software device"
 OWN, ORACLE = "its own libggml-cuda.so", "ggml-cuda of its source, built without a GPU"
 OWN_VULKAN = "its own libggml-vulkan.so, on a software device"
@@ -158,7 +158,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _is_worse(figures: dict[str, Any], profile: str) -> bool:
     """Whether more loads differ than in the figures that are kept."""
-    known = next((each for each in compared.comparisons(profile) if each.llama_cpp == figures["llama_cpp"]), None)
+    known = next(
+        (each for each in virtual_backends.comparisons(profile) if each.llama_cpp == figures["llama_cpp"]), None
+    )
     differ: int = figures["rows"] - figures["equal"]
     return differ > (known.rows - known.equal if known else 0)
 

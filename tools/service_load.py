@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from fitter.model.shapes import listing
+from fitter.model.shapes.catalogue import shapes
 from tools.shapes import SHAPES, write_shape
 from tools.web_server import Served, ask, serving
 
@@ -39,7 +39,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             _ask_about_files(Path(directory))
         return
-    named = [f"shape://{shape.name}:{each}" for each in TYPES for shape in listing.shapes()][: options.models]
+    named = [f"shape://{shape.name}:{each}" for each in TYPES for shape in shapes()][: options.models]
     with serving() as served:
         before = _memory(served)
         first = [_asked(served, model) for model in named]

@@ -20,20 +20,20 @@ from fitter.llama.client import Worker
 from fitter.llama.header.gguf_writer import Tensor
 from fitter.machine.machine import Machine, machine_of
 from fitter.model.header import open_model
-from fitter.model.shapes import listing
+from fitter.model.shapes.catalogue import ShapeInfo, as_converted, shapes
 from fitter.model.shapes.mapping import header_of
-from fitter.model.shapes.shape_addresses import as_converted
 from fitter.model.shapes.shape_files import PACKED
 from fitter.parameters.table import USEFUL_SPEED, Fitting
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import DEFAULT_MARGIN, Progress
-from fitter.planning.tables.quantization_rows import Quantization, quantization
-from fitter.planning.tables.shape_rows import (
+from fitter.planning.tables.quantization_rows import (
     Place,
+    Quantization,
     ShapePlan,
     ShapePlans,
     best_of_shape,
     is_enough,
+    quantization,
     types_to_plan,
 )
 from fitter.storage.folders import TemporaryDirectory
@@ -90,7 +90,7 @@ def best_shapes(
     ask = Ask.of(parameters)
     say = on_progress or (lambda _: None)
     say(Progress(0, "reading the catalogue"))
-    infos = listing.shapes(*((words,) if isinstance(words, str) else words))
+    infos = shapes(*((words,) if isinstance(words, str) else words))
     with ExitStack() as stack:
         several = worker is None and not ask.is_for_one_process
         count = min(processors(), _MOST_WORKERS, len(infos)) if several else 1
@@ -108,7 +108,7 @@ def best_shapes(
 class _Candidate:
     """A model, and file types that could be useful with their most tokens per second, the most bits first."""
 
-    shape: listing.ShapeInfo
+    shape: ShapeInfo
     types: tuple[tuple[str, float], ...]
 
 
@@ -123,9 +123,7 @@ def _place(ask: Ask, worker: Worker) -> Place:
     return Place(sum(max(0, each.free - margin) for each in machine.devices), fastest, questions.host_speed())
 
 
-def _candidates(
-    infos: Sequence[listing.ShapeInfo], place: Place, tokens_per_second: float | None
-) -> Iterator[_Candidate]:
+def _candidates(infos: Sequence[ShapeInfo], place: Place, tokens_per_second: float | None) -> Iterator[_Candidate]:
     """Yield the models that could be useful, the most weights first."""
     least = USEFUL_SPEED if tokens_per_second is None else tokens_per_second
     for shape in sorted(infos, key=lambda each: (-each.parameters, each.name)):

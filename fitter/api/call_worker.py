@@ -12,8 +12,8 @@ from fitter.api.tokenizer_check import tokenizer_check
 from fitter.errors import ExpertCacheError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Layout, Params, VirtualDevice
+from fitter.machine.device_memory import used_by_default
 from fitter.machine.machine import Machine, check_main_gpu, choose, described, device_speeds, speed_of_host
-from fitter.machine.memory_pools import used_by_default
 from fitter.model.files.source import called
 from fitter.model.header import Model, open_model
 from fitter.model.location import is_address, model_files
@@ -25,7 +25,7 @@ from fitter.planning.request.request_limits import check_context
 from fitter.text import MIB
 
 if TYPE_CHECKING:
-    from fitter.llama.build.cuda_library import Answering
+    from fitter.llama.build.virtual_backends import Answering
     from fitter.model.files.remote_files import Fetching
 
 
@@ -162,9 +162,9 @@ def answering(virtual: Sequence[VirtualDevice], profile: str | None, llama_cpp: 
     # Only a library with CUDA can answer for CUDA cards.
     if not is_asked and not (any(device.profile == "cuda" for device in virtual) and may_have_cuda(where)):
         return None
-    from fitter.llama.build import cuda_library
+    from fitter.llama.build import virtual_backends
 
-    return cuda_library.answering(virtual, profile, where)
+    return virtual_backends.answering(virtual, profile, where)
 
 
 def questions_of(ask: Ask, worker: Worker, machine: Machine) -> Questions:

@@ -20,7 +20,7 @@ from fitter.machine.machine import choose, device_speeds
 from fitter.machine.speed import default_host
 from fitter.model import location
 from fitter.model.file_types import source_type
-from fitter.model.shapes import shape_addresses as shapes
+from fitter.model.shapes import catalogue as shapes
 from fitter.model.tensors import is_expert
 from fitter.parameters.table import PARAMETERS, AnyPath, Measuring
 from fitter.parameters.values import number, text

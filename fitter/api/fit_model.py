@@ -43,7 +43,7 @@ from fitter.planning.speed import cost
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_LATER = (partial(import_module, "fitter.llama.build.compared"), gpu_catalogue.gpus, cost.default)
+_LATER = (partial(import_module, "fitter.llama.build.virtual_backends"), gpu_catalogue.gpus, cost.default)
 """What the first plan of a process needs after its first load."""
 
 
@@ -196,10 +196,10 @@ def fit(
     plan = with_real_load(plan)
     remote = {device.name for device in machine.devices if device.backend == RPC}
     rpc = worker.rpc if remote.intersection(plan.breakdown.devices) else ()
-    from fitter.llama.build import compared
+    from fitter.llama.build import virtual_backends
 
     by = answering(ask.virtual, ask.profile, worker.llama_cpp_for(ask.llama_cpp))
-    notes = compared.notes(ask.virtual, by, llama_cpp.ggml, llama_cpp.commit)
+    notes = virtual_backends.notes(ask.virtual, by, llama_cpp.ggml, llama_cpp.commit)
     if not (ask.is_described or ask.rpc or ask.named is not None or ask.load.n_gpu_layers == 0):
         from fitter.api.list_devices import why_no_gpu
 

@@ -13,9 +13,8 @@ from fitter.llama.build.build_folder import find, named
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import DeviceInfo, VirtualDevice
 from fitter.machine.gpu import virtual_devices
-from fitter.machine.host import host_memory
+from fitter.machine.host import host_memory, unused_gpus
 from fitter.machine.machine import described
-from fitter.machine.unused_gpus import unused_gpus
 from fitter.parameters.table import AnyPath as Path
 
 

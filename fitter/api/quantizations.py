@@ -16,7 +16,7 @@ from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
 from fitter.model.file_types import source_type
 from fitter.model.header import Model, open_model
-from fitter.model.shapes.shape_addresses import as_converted, type_name, unknown_type, wanted
+from fitter.model.shapes.catalogue import as_converted, type_name, unknown_type, wanted
 from fitter.parameters.table import AnyPath, Fitting
 from fitter.parameters.values import shown
 from fitter.planning.request.ask import Ask

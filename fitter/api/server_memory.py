@@ -13,7 +13,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import LlamaCpp, Params, Row
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.model.header import Model
-from fitter.model.shapes.shape_addresses import note
+from fitter.model.shapes.catalogue import note
 from fitter.model.tensors import is_expert, layer_of
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.drafting import Drafting, drafting_of

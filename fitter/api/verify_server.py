@@ -15,9 +15,17 @@ from fitter.llama.types import Array, DeviceInfo, Params
 from fitter.machine.host import host_memory
 from fitter.model.header import Model
 from fitter.output.option_values import with_absolute_paths
-from fitter.planning.checked import server_verification
-from fitter.planning.checked.server_verification import DRAFTS, Reading, Sizes, compare_rows, growth_of
-from fitter.planning.checked.verification import check_devices, free_of, problems_now
+from fitter.planning.checked import verification
+from fitter.planning.checked.verification import (
+    DRAFTS,
+    Reading,
+    Sizes,
+    check_devices,
+    compare_rows,
+    free_of,
+    growth_of,
+    problems_now,
+)
 from fitter.planning.plan.plan import Plan, resolved
 from fitter.planning.plan.verified import MemoryGrowth, MemoryUse, Verification, VerifiedRow
 from fitter.planning.request.request import Progress
@@ -102,7 +110,7 @@ def verify(plan: Plan, model: Model, worker: Worker, how: Serving) -> Verificati
     rows = compare_rows(plan, said)
     counted = sum(row.real.used for row in rows if row.real.is_host)
     memory = [*_memory_of_devices(uses, before, after, rows), MemoryUse("host", host_before, host_after, counted)]
-    use = server_verification.server_use(plan, program, said, fed, server.most, sizes, growth)
+    use = verification.server_use(plan, program, said, fed, server.most, sizes, growth)
     return replace(answer, rows=rows, memory=tuple(memory), server=use)
 
 

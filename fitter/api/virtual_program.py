@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fitter import system
 from fitter.errors import LibraryError, UsageError
-from fitter.llama.build import build_folder, elf, library, linker
-from fitter.llama.build.epochs import backend_rules, epoch_of
+from fitter.llama.build import build_folder, elf, library, linking
+from fitter.llama.build.functions import backend_rules, epoch_of
 from fitter.llama.client import Worker
 from fitter.llama.types import VirtualDevice, describe
 from fitter.parameters.values import shown
@@ -67,7 +67,7 @@ def _described(ggml: str) -> str:
 
 
 def _is_linked(program: str) -> bool:
-    return any(name.startswith(("libggml", "libllama")) for name in linker.linked(program))
+    return any(name.startswith(("libggml", "libllama")) for name in linking.linked(program))
 
 
 def _has_inside(program: str, words: bytes) -> bool:

@@ -36,10 +36,10 @@ def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def complete_shapes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete the name of a shape, or the file type after a colon."""
-    from fitter.model.shapes import catalogue
+    from fitter.model.shapes.catalogue import shape_names
 
     name, colon, _ = incomplete.partition(":")
-    return _continued(incomplete, f"{name}:", _file_types()) if colon else _continued(incomplete, "", catalogue.names())
+    return _continued(incomplete, f"{name}:", _file_types()) if colon else _continued(incomplete, "", shape_names())
 
 
 def complete_types(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -58,6 +58,6 @@ def complete_cases(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def _file_types() -> tuple[str, ...]:
-    from fitter.model.shapes.shape_addresses import FILE_TYPES
+    from fitter.model.shapes.catalogue import FILE_TYPES
 
     return FILE_TYPES

@@ -12,7 +12,7 @@ import click
 from fitter.cli import answers, llama_options, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, UsageError
 from fitter.model import location
-from fitter.model.shapes import shape_addresses
+from fitter.model.shapes import catalogue
 from fitter.text import printable
 
 if TYPE_CHECKING:
@@ -85,9 +85,9 @@ def fit(
         return repository.fit(model, types, tokens_per_second, wanted, anyway, verbose, given)
     for value, option in ((types, "--type"), (tokens_per_second, "--tokens-per-second")):
         if value is not None:
-            shape, more = shape_addresses.wanted(model), ""
+            shape, more = catalogue.wanted(model), ""
             if types and shape:
-                typed = shape.of_type(shape_addresses.type_name(types[0]))
+                typed = shape.of_type(catalogue.type_name(types[0]))
                 more = f": write --{typed.shown.replace('://', ' ')}"
             raise UsageError(f"{option} chooses among the models of a repository, and {model} is one model{more}")
     if page_file is not None:

@@ -135,7 +135,7 @@ def _check_spelling(args: Sequence[str]) -> None:
     word = args[0]
     if not re.fullmatch(r"[A-Za-z][A-Za-z_-]*", word) or os.path.lexists(word):
         return
-    from fitter.model.shapes.shape_addresses import by_name
+    from fitter.model.shapes.catalogue import by_name
 
     if by_name(word):
         return
@@ -143,10 +143,10 @@ def _check_spelling(args: Sequence[str]) -> None:
     if close:
         raise click.UsageError(f"there is no command '{word}', and no file of that name: did you mean '{close[0]}'?")
     if len(args) > 1 and (args[1] in ("-h", "--help") or not args[1].startswith("-")):
-        from fitter.model.shapes import catalogue
+        from fitter.model.shapes.catalogue import similar_shape
 
         # a name of several words
-        meant = catalogue.similar("-".join(takewhile(lambda each: not each.startswith("-"), args)))
+        meant = similar_shape("-".join(takewhile(lambda each: not each.startswith("-"), args)))
         if len(args) > 2 and meant:
             raise click.UsageError(f"there is no command '{word}', and no file of that name; {meant}")
         listed = ", ".join(COMMANDS)

@@ -18,7 +18,7 @@ from fitter.cli.command_help import SectionOption as SectionOption
 from fitter.cli.unknown_options import check_model_option, of_fit, similar_option, with_meant_gpu
 from fitter.errors import UsageError
 from fitter.llama.worker import process
-from fitter.model.shapes.shape_addresses import CONFIG, DEFAULT_TYPE, SHAPE, named
+from fitter.model.shapes.catalogue import CONFIG, DEFAULT_TYPE, SHAPE, named
 from fitter.parameters import kinds, table
 from fitter.parameters.kinds import Kind
 from fitter.parameters.table import DEVICES, GOAL_HELP, GOALS, OUTPUT, USEFUL_CONTEXT, USEFUL_SPEED, Parameter

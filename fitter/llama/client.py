@@ -48,7 +48,7 @@ from fitter.parameters.table import DEFAULTS, AnyPath
 from fitter.text import MIB, printable
 
 if TYPE_CHECKING:
-    from fitter.llama.build.cuda_library import CudaLibrary
+    from fitter.llama.build.virtual_backends import CudaLibrary
 
 _T = TypeVar("_T")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from fitter.errors import UsageError
 from fitter.llama.types import RPC, DeviceInfo, MeasuredSpeed, VirtualDevice
 from fitter.machine import gpu_catalogue
+from fitter.machine.device_memory import Pool, described_pools, pools_here, typed, with_page_cache
 from fitter.machine.host import HostMemory, host_memory
-from fitter.machine.memory_pools import Pool, described_pools, pools_here, typed, with_page_cache
 from fitter.machine.speed import DeviceSpeed, HostSpeed, default_host, host_of_gpu, speed_of
 from fitter.text import MIB, mib, mib_up
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fitter.llama.types import TensorInfo
-from fitter.model.shapes.shape_addresses import wanted
+from fitter.model.shapes.catalogue import wanted
 from fitter.storage.files import read_data
 
 

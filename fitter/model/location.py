@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fitter import system
 from fitter.errors import ModelError, UsageError
 from fitter.model.files import source
-from fitter.model.shapes import shape_addresses as shapes
+from fitter.model.shapes import catalogue as shapes
 from fitter.text import LONGEST_NAME, printable
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ def model_files(
         return remote_files.fetched(as_url(path) or "", timeout=timeout, say=say, at_once=at_once)
     plain = os.fspath(_of_file_url(path))
     if os.sep not in plain and not plain.endswith(".gguf") and not os.path.lexists(plain):
-        from fitter.model.shapes import catalogue
+        from fitter.model.shapes.catalogue import similar_shape
 
-        if hint := catalogue.similar(plain.replace(":", "-")):
+        if hint := similar_shape(plain.replace(":", "-")):
             raise UsageError(f"{printable(plain, LONGEST_NAME)}: no such file or shape; {hint}")
     return source.model_files(plain)
 

@@ -17,7 +17,7 @@ from fitter.llama.build.build_folder import PYTHON, on_path
 from fitter.machine.gpu import NO_GPU, parse_gpus
 from fitter.model.files.source import show, split_name
 from fitter.model.location import is_address
-from fitter.model.shapes.shape_addresses import CONFIG, SHAPE, beside
+from fitter.model.shapes.catalogue import CONFIG, SHAPE, beside
 from fitter.parameters.kinds import Kind
 from fitter.parameters.table import PARAMETERS, of_a_case
 from fitter.parameters.values import read_size, shown_in_file

@@ -19,8 +19,8 @@ from fitter.api.worker_pool import ask_in_threads
 from fitter.errors import FitterError, LlamaCppError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Row, Skeleton, VirtualDevice
+from fitter.machine.device_memory import described_pools
 from fitter.machine.gpu import parse_gpus
-from fitter.machine.memory_pools import described_pools
 from fitter.model.files import header_cache
 from fitter.model.location import model_files
 from fitter.output.documents.document import four_digits

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from fitter.errors import UsageError
 from fitter.model.location import is_address
-from fitter.model.shapes.shape_addresses import SHAPE, wanted
+from fitter.model.shapes.catalogue import SHAPE, wanted
 
 VARIABLE = "FITTER_TRUST"
 """The environment variable that is 1 where all files are trusted."""

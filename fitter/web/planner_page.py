@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 
 from fitter.machine import gpu_catalogue
-from fitter.model.shapes import listing
-from fitter.model.shapes.shape_addresses import DEFAULT_TYPE
+from fitter.model.shapes import catalogue
+from fitter.model.shapes.catalogue import DEFAULT_TYPE, ShapeInfo
 from fitter.output.pages import page as output_pages
 from fitter.output.pages import report_page, repository_page
 from fitter.output.pictures.curves import tokens
@@ -65,9 +65,9 @@ def page(root: Root | None, *, has_devices: bool) -> str:
 
 
 @cache
-def shapes() -> tuple[listing.ShapeInfo, ...]:
+def shapes() -> tuple[ShapeInfo, ...]:
     """Return all shapes; making their headers takes a moment."""
-    return listing.shapes()
+    return catalogue.shapes()
 
 
 def _contexts() -> list[tuple[int, str]]:

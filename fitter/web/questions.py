@@ -21,8 +21,7 @@ from fitter.errors import UsageError
 from fitter.machine.gpu import parse_gpus
 from fitter.model.files.addresses import HUB
 from fitter.model.repository_models import is_repository
-from fitter.model.shapes import catalogue
-from fitter.model.shapes.shape_addresses import CONFIG, SHAPE, by_name
+from fitter.model.shapes.catalogue import CONFIG, SHAPE, by_name, similar_shape
 from fitter.parameters.kinds import Amount, Flag, Kind, Number, OneOf, Seconds, Size, Texts, Whole
 from fitter.parameters.table import PARAMETERS
 from fitter.parameters.values import MAX_DEVICES
@@ -238,7 +237,7 @@ def wanted(model: str, root: Root | None) -> Wanted:
         )
     if root is None:
         name = printable(text, LONGEST_NAME)
-        if hint := "" if "/" in text else catalogue.similar(text.replace(":", "-")):
+        if hint := "" if "/" in text else similar_shape(text.replace(":", "-")):
             raise UsageError(f"no model has the name '{name}'; {hint}")
         raise UsageError(
             f"'{name}' is no address, and the server offers no directory: name a shape or an address, or start it with "

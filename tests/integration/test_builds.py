@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fitter.llama.build import library as native
-from fitter.llama.build.epochs import backend_rules
+from fitter.llama.build.functions import backend_rules
 from fitter.llama.build.layouts import layouts, structs_of
 from tests.support.cases import named_cases
 from tests.support.command import json_of_python

@@ -11,7 +11,7 @@ import pytest
 
 import fitter
 from fitter.api.claim_model import claim_device
-from fitter.model.shapes import catalogue
+from fitter.model.shapes.catalogue import published_shape
 from fitter.planning.plan.claims import pod_claim
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
@@ -145,7 +145,7 @@ def test_values_of_other_kinds_in_python(words: dict[str, Any], why: str) -> Non
 def test_names_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = tmp_path / "org" / "Small-1B"
     small.mkdir(parents=True)
-    (small / "config.json").write_text(json.dumps(dict(catalogue.published("smollm2-135m").config)))
+    (small / "config.json").write_text(json.dumps(dict(published_shape("smollm2-135m").config)))
     files = tmp_path / "org" / "Tiny-GGUF"
     files.mkdir()
     write_tiny(files / "tiny-Q8_0.gguf", TINY_DENSE)

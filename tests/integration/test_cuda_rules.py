@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fitter.llama.build.build_folder import PYTHON
-from fitter.llama.build.epochs import backend_rules
+from fitter.llama.build.functions import backend_rules
 from fitter.llama.processes.interpreter import LLAMA_CPP
 from tests.support.command import json_of_python
 from tests.support.llama_builds import where

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama.build.compared import comparisons
+from fitter.llama.build.virtual_backends import comparisons
 from tests.support.cases import cases
 from tools import debian_llama
 from tools.debian_llama import NAME, DebianLlama

@@ -18,10 +18,10 @@ import pytest
 import fitter
 from fitter.api.call_worker import answering
 from fitter.errors import LibraryError, UsageError
-from fitter.llama.build import cuda_library, elf
+from fitter.llama.build import elf, virtual_backends
 from fitter.llama.build.build_folder import may_have_cuda
-from fitter.llama.build.cuda_library import Answering, CudaLibrary, find_cuda_library
 from fitter.llama.build.library import cudart_path
+from fitter.llama.build.virtual_backends import Answering, CudaLibrary, find_cuda_library
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice, describe
 from tests.support.cases import cases, named_cases
@@ -58,7 +58,7 @@ def cuda_build(directory: Path, code: str, soname: str | None = "libcudart.so.12
     if soname is not None:
         runtime = compile_library(directory / soname, "void cudaMalloc(void) {}", f"-Wl,-soname,{soname}")
         link = ["-Wl,--no-as-needed", runtime]
-    return compile_library(directory / cuda_library.NAME, code, *link)
+    return compile_library(directory / virtual_backends.CUDA_BACKEND, code, *link)
 
 
 PLUGIN = "void cudaMalloc(void); void ggml_backend_init(void) { cudaMalloc(); }"
@@ -100,7 +100,7 @@ def test_without_a_cuda_build_the_error_names_the_fix(tmp_path: Path, monkeypatc
         fitter.measure(model, gpus=["rtx-4090"], profile="library:nowhere")
 
 
-@named_cases(("lib", "LLAMA_CPP_LIB_PATH", ""), ("plugin", "GGML_BACKEND_PATH", cuda_library.NAME))
+@named_cases(("lib", "LLAMA_CPP_LIB_PATH", ""), ("plugin", "GGML_BACKEND_PATH", virtual_backends.CUDA_BACKEND))
 def test_the_environment_says_where_it_is(
     variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,11 +162,11 @@ def test_why_its_own_cuda_backend_does_not_answer(prebuilt: Path, tmp_path: Path
     build = with_cuda(prebuilt, tmp_path / "build")
     found = answering(ONE_OTHER, None, str(build))
     assert found is not None and found.library is None
-    assert found.why == f"{build / cuda_library.NAME} answers for NVIDIA cards only"
+    assert found.why == f"{build / virtual_backends.CUDA_BACKEND} answers for NVIDIA cards only"
 
 
 def test_llama_cpp_python_without_cuda_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_library, "find", None)
+    monkeypatch.setattr(virtual_backends, "find", None)
     assert not may_have_cuda("python")
     assert answering(CARDS, None, None) is None
 

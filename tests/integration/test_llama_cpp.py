@@ -86,9 +86,9 @@ def test_parameters_that_mean_something_else_are_noticed(struct: str, a: str, b:
 
 def test_another_epoch_is_noticed() -> None:
     change = (
-        "from fitter.llama.build import epochs\n"
-        "last = epochs.epochs()[-1]\n"
-        "library.epoch_of = lambda ggml: epochs.Epoch(last.ggml, last.last_op, False, last.larger_alone)"
+        "from fitter.llama.build import functions\n"
+        "last = functions.epochs()[-1]\n"
+        "library.epoch_of = lambda ggml: functions.Epoch(last.ggml, last.last_op, False, last.larger_alone)"
     )
     assert problem("python", change) == "graph_optimize was called with an argument for allocation dependencies"
 

@@ -12,9 +12,8 @@ import pytest
 
 import fitter
 from fitter.api.call_worker import answering
-from fitter.llama.build.compared import compared
-from fitter.llama.build.cuda_library import Answering, find_cuda_library
 from fitter.llama.build.inspect_build import inspect_build
+from fitter.llama.build.virtual_backends import Answering, compared, find_cuda_library
 from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus
 from tools import llama_builds, shapes

@@ -18,7 +18,7 @@ import fitter
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import FileTypes
-from fitter.model.shapes.shape_addresses import FILE_TYPES
+from fitter.model.shapes.catalogue import FILE_TYPES
 from fitter.planning.tables.quantization_rows import Quantization, needs_imatrix
 from fitter.storage.files import parse_toml
 from tests.support.command import run_fitter

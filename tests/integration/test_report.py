@@ -17,7 +17,7 @@ import fitter
 from fitter.api import report_plan
 from fitter.errors import PlanError
 from fitter.installation import install_command
-from fitter.model.shapes.catalogue import published
+from fitter.model.shapes.catalogue import published_shape
 from fitter.output.documents.document import dumps
 from fitter.output.pages.report_page import plan_page
 from fitter.parameters.targets import FORMATS
@@ -322,7 +322,7 @@ def test_a_plan_from_a_file_is_the_same(tiny: Path, tmp_path: Path) -> None:
 
 def test_a_config_is_a_model_and_no_plan(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(published("qwen3-0.6b").config))
+    config.write_text(json.dumps(published_shape("qwen3-0.6b").config))
     page_file = tmp_path / "report.html"
     done = run_fitter("report", "--config", config, "--gpu", "rtx-3090", "--no-contexts", "-o", page_file)
     assert (done.returncode, done.stderr) == (0, f"fitter: wrote {page_file}\n")

@@ -24,7 +24,7 @@ import fitter
 from fitter.installation import install_command
 from fitter.llama.build import build_folder
 from fitter.machine import gpu_catalogue
-from fitter.model.shapes import listing
+from fitter.model.shapes.catalogue import shapes
 from fitter.output.pages import report_page
 from fitter.parameters.kinds import Whole
 from fitter.parameters.table import CACHE_TYPES, PARAMETERS
@@ -573,7 +573,7 @@ def test_the_lists_are_those_of_the_commands(site: Site) -> None:
         "na\\xefve/caf\\xe9.gguf",
     ]
     assert [each["name"] for each in site.get("/api/v1/gpus")["gpus"]] == list(gpu_catalogue.gpus())
-    assert [each["name"] for each in site.get("/api/v1/shapes")["shapes"]] == [each.name for each in listing.shapes()]
+    assert [each["name"] for each in site.get("/api/v1/shapes")["shapes"]] == [each.name for each in shapes()]
 
 
 def test_a_name_that_is_no_utf_8_is_planned(site: Site) -> None:

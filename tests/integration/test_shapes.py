@@ -30,10 +30,10 @@ from fitter.llama.header.gguf_writer import write
 from fitter.llama.types import Params
 from fitter.model.files import header_cache
 from fitter.model.header import open_model
-from fitter.model.shapes import catalogue, shape_files
+from fitter.model.shapes import shape_files
+from fitter.model.shapes.catalogue import published_shape, shape_names, wanted
+from fitter.model.shapes.common import ShapeHeader
 from fitter.model.shapes.mapping import header_of
-from fitter.model.shapes.shape_addresses import wanted
-from fitter.model.shapes.shape_header import ShapeHeader
 from fitter.planning.speed.model_facts import facts_of
 from fitter.planning.speed.work import resized_layout
 from fitter.storage.folders import cache_folder
@@ -67,7 +67,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def made_of(name: str, **others: Any) -> ShapeHeader:
-    return header_of({**catalogue.published(name).config, **others}, name)
+    return header_of({**published_shape(name).config, **others}, name)
 
 
 def written(header: ShapeHeader, path: Path) -> Path:
@@ -96,7 +96,7 @@ def sample() -> list[Any]:
     """List every shape, of which those after the first of an architecture are slow, and configs of no catalogue."""
     seen: set[tuple[str, ...]] = set()
     found = []
-    for name in catalogue.names():
+    for name in shape_names():
         header = made_of(name)
         kinds = (header.architecture, str(header.number("nextn_predict_layers")))
         found.append(pytest.param(header, marks=[pytest.mark.slow] if kinds in seen else [], id=name))
@@ -121,8 +121,8 @@ def test_llama_cpp_finds_every_tensor_and_leaves_none(
 
 def changed(data: st.DataObject) -> tuple[str, dict[str, Any]]:
     """A shape, some of whose hyperparameters are otherwise, as those of another model of its class may be."""
-    name = data.draw(st.sampled_from(catalogue.names()))
-    config = dict(catalogue.published(name).config)
+    name = data.draw(st.sampled_from(shape_names()))
+    config = dict(published_shape(name).config)
     for key in data.draw(st.lists(st.sampled_from(sorted({*config} - {"architectures"})), min_size=1, max_size=2)):
         value = config.pop(key, None)
         if isinstance(value, bool):
@@ -208,7 +208,7 @@ ALIKE = ("llama-3.1-70b", "qwen3-32b", "qwen3-235b-a22b", "kimi-k2", "gpt-oss-12
 )
 def test_a_shape_is_that_of_the_known_header(name: str, worker: Worker, tmp_path: Path) -> None:
     own, others = KNOWN[name]
-    header = header_of({**(catalogue.published(own).config if own else {}), **others}, name)
+    header = header_of({**(published_shape(own).config if own else {}), **others}, name)
     known = shapes.SHAPES[name]
     compare(header, known.tensors, known.n_layer)
     assert architecture_and_numbers(header) >= numbers(known)
@@ -219,7 +219,7 @@ def test_a_shape_is_that_of_the_known_header(name: str, worker: Worker, tmp_path
 
 def test_qwen3_coder_has_the_tensors_of_the_known_qwen3() -> None:
     """It is the same model with a longer context."""
-    header = header_of(dict(catalogue.published("qwen3-coder-30b-a3b").config), "qwen3-coder-30b-a3b")
+    header = header_of(dict(published_shape("qwen3-coder-30b-a3b").config), "qwen3-coder-30b-a3b")
     known = shapes.SHAPES["qwen3-30b-a3b"]
     compare(header, known.tensors, known.n_layer)
     assert header.number("context_length") == 262144
@@ -365,7 +365,7 @@ def test_a_file_type_is_kept_and_made_once(monkeypatch: pytest.MonkeyPatch) -> N
 WRITES = """
 import sys
 from fitter.model.shapes import shape_files as files
-from fitter.model.shapes.shape_addresses import wanted
+from fitter.model.shapes.catalogue import wanted
 sys.stdin.readline()
 for name in sys.argv[1:]:
     print(files.model_files(wanted(name))[0].stat().st_size)
@@ -374,7 +374,7 @@ for name in sys.argv[1:]:
 
 def test_several_processes_write_the_same_shapes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    words = [sys.executable, "-c", WRITES, *(f"shape://{name}:BF16" for name in catalogue.names()[:12])]
+    words = [sys.executable, "-c", WRITES, *(f"shape://{name}:BF16" for name in shape_names()[:12])]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     both = [subprocess.Popen(words, text=True, **pipes) for _ in range(2)]
     for each in both:
@@ -539,7 +539,7 @@ def test_what_is_wrong_is_said(words: tuple[str, ...], status: int, said: str) -
 def test_shapes_are_listed() -> None:
     code, stdout, _ = run("shapes", "--json")
     listed = json.loads(stdout)["shapes"]
-    assert code == 0 and [each["name"] for each in listed] == list(catalogue.names())
+    assert code == 0 and [each["name"] for each in listed] == list(shape_names())
     assert run("shapes", "qwen3-8b")[1].startswith("Qwen3 8B (qwen3)\n8.19B parameters in 36 layers, for up to 40960 ")
 
 
@@ -547,7 +547,7 @@ def test_shapes_are_listed() -> None:
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a case of a shape and one of a ``config.json`` beside it, and their lock."""
     tmp_path = tmp_path_factory.mktemp("locked")
-    config = dict(catalogue.published("smollm2-135m").config)
+    config = dict(published_shape("smollm2-135m").config)
     (tmp_path / "config.json").write_text(json.dumps(config))
     models = {"shape": "shape://smollm2-135m", "config": "config://config.json"}
     (tmp_path / "fitter.toml").write_text(
@@ -595,7 +595,7 @@ def test_a_shape_that_a_later_version_no_longer_has_is_said(locked: Path, tmp_pa
 
 def test_a_config_is_fetched(tmp_path: Path, worker: Worker) -> None:
     (tmp_path / "own-7b").mkdir()
-    config = dict(catalogue.published("smollm2-135m").config)
+    config = dict(published_shape("smollm2-135m").config)
     (tmp_path / "own-7b" / "config.json").write_text(json.dumps(config))
     with ranges.serving(tmp_path) as server:
         address = f"config://{server.url}/own-7b/config.json:Q8_0"

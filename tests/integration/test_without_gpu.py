@@ -46,7 +46,7 @@ def test_a_gpu_that_llama_cpp_does_not_use_is_said(
     """By the system's word it is there, and llama.cpp has no device."""
     if fitter.devices()[0]:
         pytest.skip("llama.cpp has a device here")
-    monkeypatch.setattr("fitter.machine.unused_gpus.vendors", lambda root: ("NVIDIA",))
+    monkeypatch.setattr("fitter.machine.host.vendors", lambda root: ("NVIDIA",))
     assert main(["devices"]) == 0
     out, err = capsys.readouterr()
     assert err.startswith(f"fitter: warning: {SAID}") and err.count("\n") == 1 and SAID not in out

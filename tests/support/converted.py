@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from fitter.llama.header.gguf_writer import Tensor
-from fitter.model.shapes import catalogue
+from fitter.model.shapes.catalogue import published_shape, shape_names
+from fitter.model.shapes.common import ShapeHeader
 from fitter.model.shapes.mapping import KNOWN
-from fitter.model.shapes.shape_header import ShapeHeader
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHERWISE = ("glm-5.2", "glm-5.3", "qwen3-reranker-0.6b", "qwen3-vl-235b-a22b", "qwen3-vl-30b-a3b")
@@ -151,8 +151,8 @@ def main() -> int:
     os.environ["HF_HUB_OFFLINE"] = "1"
     logging.disable(logging.CRITICAL)
     lines = []
-    for name in options.names or [each for each in catalogue.names() if each not in OTHERWISE]:
-        published = catalogue.published(name)
+    for name in options.names or [each for each in shape_names() if each not in OTHERWISE]:
+        published = published_shape(name)
         config = {"model_type": KNOWN[published.config["architectures"][0]][0], **published.config}
         config.pop("quantization_config", None)
         if config.get("q_lora_rank") == 0:

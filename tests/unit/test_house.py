@@ -78,7 +78,6 @@ RESULTS = (
     "fitter.planning.tables.exploration",
     "fitter.planning.tables.quantization_rows",
     "fitter.planning.tables.repository_rows",
-    "fitter.planning.tables.shape_rows",
 )
 """Modules with a result that a user writes, loads or verifies by its methods."""
 
@@ -187,7 +186,7 @@ OF_ONE_SYSTEM = frozenset({"fcntl", "grp", "msvcrt", "pwd", "resource", "select"
 
 ASKS = re.compile(r"\b(sys\.platform|os\.name|platform\.system)\b")
 
-STILL_ASKING = frozenset({"fitter.llama.build.cuda_library", "fitter.llama.load.canary"})
+STILL_ASKING = frozenset({"fitter.llama.build.virtual_backends", "fitter.llama.load.canary"})
 """Modules that ask for Linux, without which they leave something out."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fitter.errors import LlamaCppError
-from fitter.llama.build.epochs import leaves_out_what_is_masked, position_bytes
+from fitter.llama.build.functions import leaves_out_what_is_masked, position_bytes
 from fitter.llama.build.log import lines_of_context
 from fitter.llama.load.caches import CellBytes, matched
 from fitter.llama.types import Cache, CacheTensor

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama.build import compared
-from fitter.llama.build.compared import Compared, around, said_of
-from fitter.llama.build.cuda_library import Answering, CudaLibrary
-from fitter.llama.build.epochs import backend_rules, epochs
+from fitter.llama.build import virtual_backends
+from fitter.llama.build.functions import backend_rules, epochs
+from fitter.llama.build.virtual_backends import Answering, Compared, CudaLibrary, around, said_of
 from fitter.llama.virtual import VirtualDevice
 from fitter.version import numbers_of
 from tests.support.cases import cases, named_cases
@@ -27,10 +26,10 @@ NEW = Compared("v9", "0.25.1", "0ad4a86", "its own libggml-cuda.so", 250, 250, "
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Others than those that are kept."""
-    monkeypatch.setattr(compared, "data", lambda: {"cuda": [asdict(each) for each in (OLD, SOURCE, NEW)]})
-    compared.comparisons.cache_clear()
+    monkeypatch.setattr(virtual_backends, "data", lambda: {"cuda": [asdict(each) for each in (OLD, SOURCE, NEW)]})
+    virtual_backends.comparisons.cache_clear()
     yield
-    compared.comparisons.cache_clear()
+    virtual_backends.comparisons.cache_clear()
 
 
 with_figures = pytest.mark.usefixtures("figures")
@@ -53,7 +52,7 @@ with_figures = pytest.mark.usefixtures("figures")
     ("a driver's profile", "vulkan-nvidia", "0.15.3", "f53ea51", None),
 )
 def test_which_comparison(profile: str, ggml: str, commit: str, expected: Compared | None) -> None:
-    assert compared.compared(profile, ggml, commit) == expected
+    assert virtual_backends.compared(profile, ggml, commit) == expected
 
 
 @with_figures
@@ -125,7 +124,7 @@ NEVER = "profile were never compared with this llama.cpp"
     ),
 )
 def test_notes(profiles: list[str], answering: Answering | None, version: tuple[str, str], expected: list[str]) -> None:
-    assert list(compared.notes([card(each) for each in profiles], answering, *version)) == expected
+    assert list(virtual_backends.notes([card(each) for each in profiles], answering, *version)) == expected
 
 
 TABLES = {
@@ -138,14 +137,14 @@ TABLES = {
 
 @pytest.mark.parametrize("profile", TABLES)
 def test_the_figures_of_the_pinned_build_are_the_stored_rows(profile: str) -> None:
-    pinned = compared.compared(profile, "0.25.3", "0c1e57098")
+    pinned = virtual_backends.compared(profile, "0.25.3", "0c1e57098")
     assert pinned is not None
     assert pinned.rows == pinned.equal == sum(len(read_table(DATA / name)) for name in TABLES[profile])
     assert said_of(profile, "0.25.3", "0c1e570-dirty") == ""
 
 
 def test_the_figures_that_are_kept() -> None:
-    kept = compared.comparisons("cuda")
+    kept = virtual_backends.comparisons("cuda")
     assert len(kept) >= 9
     assert [each.ggml for each in kept] == sorted((each.ggml for each in kept), key=numbers_of)
     assert len({each.llama_cpp for each in kept}) == len(kept)

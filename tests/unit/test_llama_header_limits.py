@@ -10,7 +10,7 @@ import pytest
 from fitter.llama.header.gguf_writer import Value
 from fitter.llama.header.limits import Limit, limits, problem
 from fitter.llama.types import Array, MetadataValue
-from fitter.model.shapes import catalogue
+from fitter.model.shapes.catalogue import published_shape, shape_names
 from fitter.model.shapes.mapping import header_of
 from tests.support.cases import cases
 
@@ -91,8 +91,8 @@ def as_read(value: Value) -> MetadataValue:
     return value if is_one else Array("i32", len(value), tuple(value))  # type: ignore[return-value,arg-type]
 
 
-@pytest.mark.parametrize("name", catalogue.names())
+@pytest.mark.parametrize("name", shape_names())
 def test_no_known_model_is_refused(name: str) -> None:
-    made = header_of(catalogue.published(name).config, name)
+    made = header_of(published_shape(name).config, name)
     metadata = {key: as_read(value) for key, value in made.metadata.items()}
     assert problem(metadata, len(made.tensors)) == ""

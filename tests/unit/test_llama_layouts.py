@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from fitter.errors import LibraryError
 from fitter.llama.build import layouts
-from fitter.llama.build.epochs import Epoch, epoch_of
-from fitter.llama.build.functions import backend_api
+from fitter.llama.build.functions import Epoch, backend_api, epoch_of
 from fitter.llama.build.layouts import HEADER, UNKNOWN, WRITTEN, disagreement, fields_of, layout_of, structs_of
 from tests.support.cases import cases, named_cases
 

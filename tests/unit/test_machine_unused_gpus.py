@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fitter.llama.types import DeviceInfo
-from fitter.machine.unused_gpus import unused_gpus, vendors
+from fitter.machine.host import unused_gpus, vendors
 from tests.support.cases import named_cases
 
 NVIDIA, AMD, INTEL = "0x10de", "0x1002", "0x8086"

@@ -9,10 +9,10 @@ import pytest
 from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, SharedMemory, VirtualDevice
 from fitter.machine import device_memory
+from fitter.machine.device_memory import pools_here, set_aside, typed, used_by_default
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.host import HostMemory
 from fitter.machine.machine import Machine, machine_of, real_machine, speed_of_host, virtual_machine
-from fitter.machine.memory_pools import pools_here, set_aside, typed, used_by_default
 from fitter.machine.speed import default_host
 from tests.support.cases import named_cases
 

@@ -12,7 +12,7 @@ import pytest
 import fitter
 from fitter import api
 from fitter.errors import LlamaCppError, UsageError
-from fitter.llama.build.cuda_library import Answering, CudaLibrary
+from fitter.llama.build.virtual_backends import Answering, CudaLibrary
 from fitter.llama.types import Breakdown, Params, Row, Skeleton, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from fitter.regression import measuring

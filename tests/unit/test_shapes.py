@@ -19,10 +19,19 @@ import fitter
 from fitter.errors import ModelError, UsageError
 from fitter.llama.header.gguf_writer import Longs, Tensor, data_bytes, header_of, write
 from fitter.model import location
-from fitter.model.shapes import catalogue, shape_files
+from fitter.model.shapes import shape_files
+from fitter.model.shapes.catalogue import (
+    Wanted,
+    as_converted,
+    beside,
+    named,
+    note,
+    published_shape,
+    shape_names,
+    wanted,
+)
 from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.mapping import header_of as mapped
-from fitter.model.shapes.shape_addresses import Wanted, as_converted, beside, named, note, wanted
 from fitter.storage.files import parse_toml
 from tests.support.cases import cases
 from tests.support.converted import digest, trunk
@@ -163,9 +172,9 @@ def test_a_header_is_what_gguf_reads(tmp_path: Path) -> None:
 # --- the catalogue
 
 
-@pytest.mark.parametrize("name", catalogue.names())
+@pytest.mark.parametrize("name", shape_names())
 def test_every_shape_has_a_source_and_a_header(name: str) -> None:
-    published = catalogue.published(name)
+    published = published_shape(name)
     made = mapped(published.config, name)
     assert re.fullmatch(r"[a-z0-9.-]+", name)
     assert published.title and len(published.source) > 40
@@ -175,14 +184,14 @@ def test_every_shape_has_a_source_and_a_header(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONVERTED)
 def test_tensors_are_those_that_the_converter_writes(name: str) -> None:
-    made = trunk(mapped(catalogue.published(name).config, name))
+    made = trunk(mapped(published_shape(name).config, name))
     # transformers makes no tensors that are packed
     plain = [each if each.type != shape_files.PACKED else Tensor(each.name, each.shape, "bf16") for each in made]
     assert {"tensors": len(plain), "digest": digest(plain)} == CONVERTED[name]
 
 
 def test_enough_is_compared_with_the_converter() -> None:
-    assert len(catalogue.names()) >= 120 and len(CONVERTED) >= 110
+    assert len(shape_names()) >= 120 and len(CONVERTED) >= 110
 
 
 PARAMETERS = {
@@ -198,7 +207,7 @@ the factors of rope, and what is counted apart there, the biases by which expert
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_there_are_as_many_weights_as_are_published(name: str) -> None:
-    made = mapped(catalogue.published(name).config, name)
+    made = mapped(published_shape(name).config, name)
     others = [each for each in made.tensors if each.name.startswith("rope_") or "exp_probs_b" in each.name]
     assert made.parameters - sum(math.prod(each.shape) for each in others) == PARAMETERS[name]
 
@@ -221,13 +230,13 @@ reads, in FP8 and MXFP4 where they are published so (each with fewer layers and 
 
 @pytest.mark.parametrize("name", NEWEST)
 def test_the_newest_have_as_many_tensors_and_weights(name: str) -> None:
-    made = mapped(catalogue.published(name).config, name)
+    made = mapped(published_shape(name).config, name)
     assert (len(made.tensors), made.parameters) == NEWEST[name]
 
 
 def test_types_that_are_published_stay() -> None:
     """Experts in MXFP4, matrices in FP8 as Q8_0, and a table of numbers of experts, whatever the others become."""
-    made = mapped(catalogue.published("deepseek-v4-flash").config, "x").of_type("f16")
+    made = mapped(published_shape("deepseek-v4-flash").config, "x").of_type("f16")
     types = {each.name: each.type for each in made.tensors if each.name.startswith("blk.2.")}
     assert {name.split(".")[2]: kind for name, kind in types.items() if kind not in ("f16", "f32")} == {
         "attn_q_a": "q8_0",
@@ -244,14 +253,14 @@ def test_types_that_are_published_stay() -> None:
         "ffn_up_shexp": "q8_0",
         "ffn_down_shexp": "q8_0",
     }
-    config = catalogue.published("kimi-k3").config
+    config = published_shape("kimi-k3").config
     plain = mapped({key: value for key, value in config.items() if key != "quantization_config"}, "x")
     kinds = {each.type for each in plain.tensors if "_exps" in each.name}
     assert kinds == {"bf16"}
 
 
 def test_a_table_of_ngrams_has_prime_numbers_of_rows() -> None:
-    made = mapped(catalogue.published("qwen3.8-flash-next").config, "x")
+    made = mapped(published_shape("qwen3.8-flash-next").config, "x")
     rows, starts = (made.metadata[f"qwen4exp.ple.head_{name}"] for name in ("vocab_sizes", "offsets"))
     assert isinstance(rows, Longs) and isinstance(starts, Longs)
     assert (rows[0], rows[-1], starts[-1] + rows[-1]) == (20_000_003, 20_000_171, 320_001_446)
@@ -261,7 +270,7 @@ def test_a_table_of_ngrams_has_prime_numbers_of_rows() -> None:
 
 
 def test_a_reranker_has_a_head() -> None:
-    config = catalogue.published("qwen3-reranker-0.6b").config
+    config = published_shape("qwen3-reranker-0.6b").config
     made, plain = mapped(config, "x"), mapped({**config, "_name_or_path": "Qwen/Qwen3-0.6B"}, "x")
     head = Tensor("cls.output.weight", (1024, 2), "bf16")
     assert made.tensors == [*plain.tensors, head]
@@ -271,7 +280,7 @@ def test_a_reranker_has_a_head() -> None:
     }
     # the converter knows it by the name of its folder, too
     assert mapped({**config, "_name_or_path": "x"}, "Qwen3-Reranker-4B/config.json").tensors == made.tensors
-    config = catalogue.published("bge-reranker-v2-m3").config
+    config = published_shape("bge-reranker-v2-m3").config
     many = mapped({**config, "id2label": {"0": "a", "1": "b", "2": "c"}}, "x")
     shapes = {each.name: each.shape for each in many.tensors if each.name.startswith("cls")}
     assert shapes == {
@@ -288,7 +297,7 @@ def test_a_reranker_has_a_head() -> None:
 def test_a_shape_is_found_by_its_name_or_by_words() -> None:
     assert [each.name for each in fitter.shapes("qwen3-8b")] == ["qwen3-8b"]
     assert {each.name for each in fitter.shapes("Gemma", "4")} >= {"gemma-4-31b", "gemma-3-4b"}
-    assert len(fitter.shapes()) == len(catalogue.names())
+    assert len(fitter.shapes()) == len(shape_names())
     one = fitter.shapes("llama-3.1-8b")[0]
     assert (one.model, one.architecture, one.n_layer, one.n_ctx_train) == ("shape://llama-3.1-8b", "llama", 32, 131072)
 
@@ -421,7 +430,7 @@ PUBLISHED_TOO: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", PUBLISHED_TOO)
 def test_what_changes_nothing_is_taken(name: str) -> None:
-    published = catalogue.published(name).config
+    published = published_shape(name).config
     made, other = mapped(published, name), mapped({**published, **PUBLISHED_TOO[name]}, name)
     assert (other.tensors, other.metadata) == (made.tensors, made.metadata)
 
@@ -506,12 +515,12 @@ REFUSED = {
         "has 31 linear_num_value_heads for 16 linear_num_key_heads: give a multiple",
     ),
     "a window in the last layer": (
-        dict(catalogue.published("gemma-4-31b").config) | {"layer_types": ["sliding_attention"] * 60},
+        dict(published_shape("gemma-4-31b").config) | {"layer_types": ["sliding_attention"] * 60},
         f"has a window in its last layer, {UNKNOWN}",
     ),
     "shared keys": (HUNYUAN | {"use_cla": True}, f"has use_cla True, {UNKNOWN}"),
     "words that are not padded": (
-        dict(catalogue.published("mamba-130m").config) | {"vocab_size": 50277, "pad_vocab_size_multiple": 8},
+        dict(published_shape("mamba-130m").config) | {"vocab_size": 50277, "pad_vocab_size_multiple": 8},
         "has a vocab_size that is no multiple of pad_vocab_size_multiple: give the padded one",
     ),
     "another width of a state": (CODESTRAL | {"intermediate_size": 8191}, f"has intermediate_size 8191, {UNKNOWN}"),
@@ -520,7 +529,7 @@ REFUSED = {
         "has intermediate_size 0: give a whole number from 1 to 2147483647",
     ),
     "gated otherwise": (
-        dict(catalogue.published("gemma-3n-e4b").config) | {"hidden_activation": "silu"},
+        dict(published_shape("gemma-3n-e4b").config) | {"hidden_activation": "silu"},
         f"has hidden_activation 'silu', {UNKNOWN}",
     ),
     "layers": (
@@ -537,43 +546,43 @@ REFUSED = {
         "has max_position_embeddings 16777217: give a whole number from 1 to 16777216",
     ),
     "a thousand million layers that follow": (
-        dict(catalogue.published("deepseek-v3.2").config) | {"num_nextn_predict_layers": 10**9},
+        dict(published_shape("deepseek-v3.2").config) | {"num_nextn_predict_layers": 10**9},
         "has num_nextn_predict_layers 1000000000: give a whole number from 0 to 451",
     ),
     "the same of others": (
-        dict(catalogue.published("qwen3.5-27b").config) | {"mtp_num_hidden_layers": 449},
+        dict(published_shape("qwen3.5-27b").config) | {"mtp_num_hidden_layers": 449},
         "has mtp_num_hidden_layers 449: give a whole number from 0 to 448",
     ),
     "a number among numbers": (
-        dict(catalogue.published("lfm2-1.2b").config) | {"full_attn_idxs": [10**400]},
+        dict(published_shape("lfm2-1.2b").config) | {"full_attn_idxs": [10**400]},
         f"has full_attn_idxs [1{'0' * 57}…: give a list of numbers",
     ),
     "a number for a list": (
-        dict(catalogue.published("minimax-m2.5").config) | {"attn_type_list": -1},
+        dict(published_shape("minimax-m2.5").config) | {"attn_type_list": -1},
         "has attn_type_list -1: give a list of numbers",
     ),
     "a list for a number": (
-        dict(catalogue.published("phi-4-mini").config) | {"rope_scaling": {"original_max_position_embeddings": [1]}},
+        dict(published_shape("phi-4-mini").config) | {"rope_scaling": {"original_max_position_embeddings": [1]}},
         "has original_max_position_embeddings [1]: give a whole number from 1 to 2147483647",
     ),
     "sections of rope": (
-        dict(catalogue.published("qwen3-vl-2b").config) | {"rope_scaling": {"mrope_section": [8, -1]}},
+        dict(published_shape("qwen3-vl-2b").config) | {"rope_scaling": {"mrope_section": [8, -1]}},
         "has mrope_section -1: give a whole number from 0 to 2147483647",
     ),
     "no letter": (
-        dict(catalogue.published("exaone-4.0-32b").config) | {"layer_types": None, "sliding_window_pattern": ""},
+        dict(published_shape("exaone-4.0-32b").config) | {"layer_types": None, "sliding_window_pattern": ""},
         f"has a sliding_window without layer_types, {UNKNOWN}",
     ),
     "no rank": (
-        dict(catalogue.published("glm-5").config) | {"q_lora_rank": 0},
+        dict(published_shape("glm-5").config) | {"q_lora_rank": 0},
         "has q_lora_rank 0: give a whole number from 1 to 2147483647",
     ),
     "nothing in a tensor": (
-        dict(catalogue.published("exaone-4.0-32b").config) | {"head_dim": 1},
+        dict(published_shape("exaone-4.0-32b").config) | {"head_dim": 1},
         "makes a tensor rope_freqs.weight of 0 weights: give the dimensions of a real model",
     ),
     "less than nothing": (
-        dict(catalogue.published("lfm2-1.2b").config) | {"block_ffn_dim_multiplier": -1},
+        dict(published_shape("lfm2-1.2b").config) | {"block_ffn_dim_multiplier": -1},
         "makes a tensor blk.0.ffn_gate.weight of 2048 x -8192 weights: give the dimensions of a real model",
     ),
     "objects in objects": (
@@ -640,7 +649,7 @@ ODD += [
 ]
 MORE = ["text_config", "num_hidden_layers", "hidden_size", "rope_scaling", "layer_types", "num_nextn_predict_layers"]
 MORE += ["mtp_num_hidden_layers", "attn_type_list", "sliding_window_pattern", "q_lora_rank", "quantization_config"]
-EXAMPLES = [dict(catalogue.published(name).config) for name in catalogue.names()]
+EXAMPLES = [dict(published_shape(name).config) for name in shape_names()]
 
 
 @settings(max_examples=500, deadline=1000)
@@ -666,7 +675,7 @@ def test_a_damaged_config_is_refused_or_makes_a_header(config: dict[str, Any], d
 
 def test_every_class_is_in_the_catalogue_or_has_defaults() -> None:
     """A class whose header nothing makes would not be noticed; these say nothing that can be left out."""
-    named = {catalogue.published(name).config["architectures"][0] for name in catalogue.names()}
+    named = {published_shape(name).config["architectures"][0] for name in shape_names()}
     made = set()
     for name in KNOWN:
         try:

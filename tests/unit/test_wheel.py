@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama.build.compared import compared
+from fitter.llama.build.virtual_backends import compared
 from tests.support.cases import named_cases
 from tools.wheel.__main__ import BuildError, check_contents
 from tools.wheel.compiler import INCLUDE, search_list, write_compilers

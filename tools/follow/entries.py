@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fitter.llama.build import epochs, layouts
+from fitter.llama.build import functions, layouts
 from fitter.version import numbers_of
 from tools import llama_builds
 from tools.follow import facts as known_facts
@@ -59,7 +59,7 @@ def _write_defaults(document: dict[str, Any], defaults: Mapping[str, str]) -> It
 
 def _write_epoch(document: dict[str, Any], ggml: str, facts: Facts) -> Iterator[str]:
     operations = list(facts.get(OPERATIONS, {}))
-    if not ggml or not operations or operations[-1] == epochs.epoch_of(ggml).last_op:
+    if not ggml or not operations or operations[-1] == functions.epoch_of(ggml).last_op:
         return
     document["epochs"] += [{**document["epochs"][-1], "ggml": ggml, "last_op": operations[-1]}]
     document["epochs"].sort(key=lambda each: numbers_of(each["ggml"]))

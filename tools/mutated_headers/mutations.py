@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fitter.llama.header.gguf_writer import write
-from fitter.model.shapes import catalogue
+from fitter.model.shapes.catalogue import published_shape
+from fitter.model.shapes.common import ShapeHeader
 from fitter.model.shapes.mapping import header_of
-from fitter.model.shapes.shape_header import ShapeHeader
 from fitter.model.tensors import layer_of
 from tools.mutated_headers.fields import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, UINT64, Entry, Walk
 from tools.mutated_headers.fields import packed as value
@@ -101,7 +101,7 @@ def sources(directory: Path, architectures: Sequence[str] = ARCHITECTURES) -> di
         if name in _WRITTEN:
             _WRITTEN[name](path)
         else:
-            made = header_of(catalogue.published(_SHAPES[name]).config, name)
+            made = header_of(published_shape(_SHAPES[name]).config, name)
             made = made if _SHAPES[name] in _WHOLE else _fewer_layers(made)
             with path.open("wb") as file:
                 write(file, made.metadata, made.tensors)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fitter.errors import LlamaCppError
-from fitter.llama.build.cuda_library import CudaLibrary
+from fitter.llama.build.virtual_backends import CudaLibrary
 from fitter.llama.client import Worker
 from fitter.llama.types import describe
 from tools.cuda_reference import Load, cheapest_order, load_of, splits_of, write_model

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fitter.errors import LlamaCppError
-from fitter.llama.build.cuda_library import CudaLibrary
+from fitter.llama.build.virtual_backends import CudaLibrary
 from fitter.llama.client import Worker
 from fitter.llama.processes.interpreter import worker_variables
 from fitter.llama.types import Params, TensorBuftOverride, describe

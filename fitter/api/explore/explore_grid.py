@@ -25,7 +25,7 @@ from fitter.llama.types import LlamaCpp
 from fitter.model.files import header_cache
 from fitter.model.files.source import with_addresses
 from fitter.model.header import Model, open_model
-from fitter.model.shapes.shape_addresses import unknown_type
+from fitter.model.shapes.catalogue import unknown_type
 from fitter.parameters.table import AnyPath
 from fitter.parameters.values import shown
 from fitter.planning.tables.exploration import (

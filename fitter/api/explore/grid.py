@@ -13,7 +13,7 @@ from fitter.errors import UsageError
 from fitter.machine.gpu import cards_of, parse_gpus, split_gpus
 from fitter.model import repository_models
 from fitter.model.location import called, is_repository
-from fitter.model.shapes.shape_addresses import type_name
+from fitter.model.shapes.catalogue import type_name
 from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, Fitting, taken_by
 from fitter.parameters.values import shown

@@ -10,7 +10,7 @@ import os
 from typing import NamedTuple
 
 from fitter.errors import LibraryError, UsageError
-from fitter.llama.build import linker
+from fitter.llama.build import linking
 from fitter.llama.build.elf import Linking
 from fitter.llama.build.linking import EXECUTABLE, LIBLLAMA, LIBRARY, SEARCH_PATH, binaries, is_library, machine
 from fitter.llama.processes import interpreter
@@ -235,37 +235,37 @@ def _of_program(where: str, path: str) -> Build:
     path = os.path.abspath(path)
     if not binaries.is_binary(path):
         raise LibraryError(f"{path} is not a program that is linked to libllama (a script?): name {_WHERE}")
-    libraries = linker.linked(path)
+    libraries = linking.linked(path)
     libllama = next((each for name, each in libraries.items() if _is(name, _LIBLLAMA)), None)
-    if libllama is None and not linker.missing(libraries):
+    if libllama is None and not linking.missing_libraries(libraries):
         raise LibraryError(f"{path} is not linked to libllama, so llama.cpp is built into it or missing: name {_WHERE}")
     if libllama is None or not libllama.path:
-        missing = ", ".join(linker.missing(libraries))
+        missing = ", ".join(linking.missing_libraries(libraries))
         raise LibraryError(
             f"{path} needs {missing}, which the system does not find: set {SEARCH_PATH} to the whole path of its "
             "directory"
         )
     program_folder = os.path.dirname(os.path.realpath(path))
     return _make_build(
-        where, libllama.path, linker.needed_by(libllama, libraries), (os.path.dirname(libllama.path), program_folder)
+        where, libllama.path, linking.needed_by(libllama, libraries), (os.path.dirname(libllama.path), program_folder)
     )
 
 
 def _links_llama(program: str) -> bool:
     try:
-        return any(_is(name, _LIBLLAMA) for name in linker.linked(program))
+        return any(_is(name, _LIBLLAMA) for name in linking.linked(program))
     except LibraryError:
         return False
 
 
 def _build(where: str, libllama: str, before: str = "") -> Build:
     directory = os.path.dirname(libllama)
-    needed = linker.linked(libllama, directory if before else "")
+    needed = linking.linked(libllama, directory if before else "")
     programs = [os.path.dirname(server) for server in _servers(before)] if before else []
     return _make_build(where, libllama, list(needed.values()), (directory, *programs))
 
 
-def _make_build(where: str, libllama: str, needed: Iterable[linker.Linked], places: Sequence[str]) -> Build:
+def _make_build(where: str, libllama: str, needed: Iterable[linking.Linked], places: Sequence[str]) -> Build:
     needed = list(needed)
     ggml = [each for each in needed if _is(each.name, _GGML)]
     if missing := [each.name for each in ggml if not each.path]:

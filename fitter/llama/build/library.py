@@ -20,8 +20,7 @@ from fitter.errors import LibraryError, UsageError
 from fitter.installation import install_command
 from fitter.llama.build import linking, opening
 from fitter.llama.build.build_folder import PYTHON, Build, find
-from fitter.llama.build.epochs import backend_rules, epoch_of
-from fitter.llama.build.functions import Functions, backend_api, ggml_version, same_commit
+from fitter.llama.build.functions import Functions, backend_api, backend_rules, epoch_of, ggml_version, same_commit
 from fitter.llama.processes import interpreter
 
 if TYPE_CHECKING:

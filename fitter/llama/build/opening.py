@@ -10,8 +10,7 @@ import os
 
 from fitter.errors import LibraryError
 from fitter.llama.build import linking
-from fitter.llama.build.epochs import epoch_of
-from fitter.llama.build.functions import Functions, ggml_version
+from fitter.llama.build.functions import Functions, epoch_of, ggml_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

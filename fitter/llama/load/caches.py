@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from fitter.errors import LlamaCppError
 from fitter.llama.build import library as native
-from fitter.llama.build.epochs import leaves_out_what_is_masked, position_bytes
-from fitter.llama.build.functions import backend_api, ggml_version
+from fitter.llama.build.functions import backend_api, ggml_version, leaves_out_what_is_masked, position_bytes
 from fitter.llama.load.breakdown import model_info_of
 from fitter.llama.types import Cache, CacheKind, Caches, CacheTensor
 

@@ -13,7 +13,6 @@ from fitter.llama.build import library as native
 from fitter.llama.build.layouts import read_whole
 from fitter.llama.build.log import captured_log, failure, flash_attn_from, lines_of_context, n_splits_from, unused_from
 from fitter.llama.header.read_header import Headers
-from fitter.llama.load.adapters import Adapters
 from fitter.llama.load.backend_devices import Device, Registry, every_device, register_virtual
 from fitter.llama.load.breakdown import (
     breakdown_of,
@@ -24,7 +23,7 @@ from fitter.llama.load.breakdown import (
     untouched,
 )
 from fitter.llama.load.caches import PADDED, caches_of
-from fitter.llama.load.structs import apply, apply_context, model_key
+from fitter.llama.load.structs import Adapters, apply, apply_context, model_key
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     Breakdown,

@@ -15,10 +15,9 @@ from fitter.llama.build.functions import Batch
 from fitter.llama.build.layouts import read_whole
 from fitter.llama.build.linking import CUDA_DRIVER
 from fitter.llama.build.log import captured_log, failure
-from fitter.llama.load.adapters import Adapters
 from fitter.llama.load.backend_devices import Device, Registry
 from fitter.llama.load.breakdown import breakdown_of, check_split_mode, computed_in, split_counted
-from fitter.llama.load.structs import apply
+from fitter.llama.load.structs import Adapters, apply
 from fitter.llama.processes import rpc
 from fitter.llama.types import Breakdown, MeasuredSpeed, Params
 

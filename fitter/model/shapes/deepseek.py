@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fitter.model.shapes.common import (
+    ShapeHeader,
     begin,
     ends,
     every,
@@ -19,7 +20,6 @@ from fitter.model.shapes.common import (
 )
 from fitter.model.shapes.config import MOST_EXPERTS, Config
 from fitter.model.shapes.moe import SIGMOID, SOFTMAX, predictor
-from fitter.model.shapes.shape_header import ShapeHeader
 
 
 def deepseek2(c: Config) -> ShapeHeader:

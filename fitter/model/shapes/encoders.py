@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fitter.model.shapes.common import attention, begin, dimensions, every, feed_forward, layers, norms
+from fitter.model.shapes.common import ShapeHeader, attention, begin, dimensions, every, feed_forward, layers, norms
 from fitter.model.shapes.config import Config
 from fitter.model.shapes.llama import FULL, SLIDING
-from fitter.model.shapes.shape_header import ShapeHeader
 
 _MEAN = 1
 """llama.cpp's number for the mean of all tokens' embeddings."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fitter.model.shapes.common import (
+    ShapeHeader,
     attention,
     begin,
     dimensions,
@@ -18,7 +19,6 @@ from fitter.model.shapes.common import (
 )
 from fitter.model.shapes.config import MOST_EXPERTS, Config
 from fitter.model.shapes.llama import FULL, SLIDING
-from fitter.model.shapes.shape_header import ShapeHeader
 
 _GELU = ("gelu_pytorch_tanh", "gelu")
 

@@ -6,6 +6,7 @@ import math
 
 from fitter.llama.header.gguf_writer import Longs
 from fitter.model.shapes.common import (
+    ShapeHeader,
     attention,
     begin,
     dimensions,
@@ -26,7 +27,6 @@ from fitter.model.shapes.common import (
 from fitter.model.shapes.config import Config
 from fitter.model.shapes.llama import FULL, granite, scales
 from fitter.model.shapes.moe import granite_moe, predictor
-from fitter.model.shapes.shape_header import ShapeHeader
 from fitter.model.shapes.states import ANY_CONTEXT, mamba2_layer
 
 LINEAR = "linear_attention"

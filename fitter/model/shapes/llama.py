@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fitter.model.shapes.common import (
+    ShapeHeader,
     attention,
     begin,
     dimensions,
@@ -22,7 +23,6 @@ from fitter.model.shapes.common import (
     sections,
 )
 from fitter.model.shapes.config import Config
-from fitter.model.shapes.shape_header import ShapeHeader
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from fitter.errors import ModelError
 from fitter.model.shapes import deepseek, encoders, gemma, hybrid, llama, moe, states, variants
+from fitter.model.shapes.common import ShapeHeader
 from fitter.model.shapes.config import LARGEST, Config, listed
-from fitter.model.shapes.shape_header import ShapeHeader
 from fitter.storage.files import read_data
 from fitter.text import printable
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fitter.model.shapes.common import (
+    ShapeHeader,
     attention,
     begin,
     dimensions,
@@ -21,7 +22,6 @@ from fitter.model.shapes.common import (
 )
 from fitter.model.shapes.config import Config
 from fitter.model.shapes.llama import FULL, SLIDING, scales, seeing
-from fitter.model.shapes.shape_header import ShapeHeader
 
 SOFTMAX, SIGMOID = 1, 2
 """Numbers of llama.cpp's for how a router weighs experts."""

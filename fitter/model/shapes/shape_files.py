@@ -21,11 +21,18 @@ from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.header.gguf_writer import write
 from fitter.model.files import header_cache, source
 from fitter.model.files.addresses import HUB
-from fitter.model.shapes import catalogue
+from fitter.model.shapes.catalogue import (
+    CONFIG,
+    CONVERTED,
+    DEFAULT_TYPE,
+    PACKED_TYPE,
+    Wanted,
+    published_shape,
+    unknown_type,
+)
+from fitter.model.shapes.common import ShapeHeader
 from fitter.model.shapes.config import LONGEST, parse
 from fitter.model.shapes.mapping import header_of
-from fitter.model.shapes.shape_addresses import CONFIG, CONVERTED, DEFAULT_TYPE, PACKED_TYPE, Wanted, unknown_type
-from fitter.model.shapes.shape_header import ShapeHeader
 from fitter.storage.files import portable
 from fitter.storage.folders import TemporaryDirectory, cache_folder
 
@@ -47,7 +54,7 @@ def header(wanted: Wanted, timeout: float | None = None) -> ShapeHeader:
         made = header_of(parse(_config(wanted.name, timeout), where), where)
         made.metadata["general.name"] = wanted.stem
         return made
-    shape = catalogue.published(wanted.name)
+    shape = published_shape(wanted.name)
     made = header_of(shape.config, f"the shape {shape.name}")
     made.metadata["general.name"] = shape.title
     return made

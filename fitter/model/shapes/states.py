@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fitter.model.shapes.common import (
+    ShapeHeader,
     attention,
     begin,
     dimensions,
@@ -15,7 +16,6 @@ from fitter.model.shapes.common import (
     norms,
 )
 from fitter.model.shapes.config import Config
-from fitter.model.shapes.shape_header import ShapeHeader
 
 ANY_CONTEXT = 1 << 20
 """The converter's context of models without a limit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fitter.model.shapes.common import (
+    ShapeHeader,
     attention,
     begin,
     dimensions,
@@ -21,7 +22,6 @@ from fitter.model.shapes.common import (
 )
 from fitter.model.shapes.config import MOST_EXPERTS, Config
 from fitter.model.shapes.llama import dense, qwen2, renamed
-from fitter.model.shapes.shape_header import ShapeHeader
 
 _HUNYUAN_CONTEXT = 256 << 10
 """The converter's context, whatever the config.json says."""

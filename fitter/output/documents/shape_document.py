@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fitter.model.shapes.listing import ShapeInfo
+from fitter.model.shapes.catalogue import ShapeInfo
 from fitter.output.documents.document import Key, document
 
 

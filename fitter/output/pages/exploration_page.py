@@ -12,7 +12,7 @@ from typing import Any
 
 from fitter.errors import PlanError
 from fitter.model.location import local_name
-from fitter.model.shapes import shape_addresses
+from fitter.model.shapes import catalogue
 from fitter.output.arguments import placeholder, shell_line
 from fitter.output.pages import page
 from fitter.output.pictures.drawing import text
@@ -267,7 +267,7 @@ def _command(cell: Mapping[str, Any] | None) -> dict[str, str]:
     if cell is None:
         return {}
     model, file_type = cell["model"], cell["file_type"]
-    shape = shape_addresses.wanted(model)
+    shape = catalogue.wanted(model)
     if shape is not None:
         file = placeholder(shape.of_type(file_type or shape.file_type).address)
     elif file_type is not None:

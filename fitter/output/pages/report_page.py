@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fitter.errors import PlanError
 from fitter.model.location import download
-from fitter.model.shapes import shape_addresses
+from fitter.model.shapes import catalogue
 from fitter.output.arguments import arguments, command, command_line, placeholder, shell_line
 from fitter.output.documents.plan_document import to_dict
 from fitter.output.formats import is_unquoted, words
@@ -328,7 +328,7 @@ def command_entry(plan: Plan) -> dict[str, str]:
     words = command(replace(plan, program=SERVER) if plan.program == "any" else plan)
     if words is None:
         meaning = "arguments of llama.cpp, quoted for a shell"
-    elif shape_addresses.wanted(path) is not None:
+    elif catalogue.wanted(path) is not None:
         words[words.index("-m") + 1] = placeholder(path)
         note = "This model has no file yet: write the path of yours in place of path/to/…"
     elif first := download(path):

@@ -11,14 +11,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fitter.llama.build.compared import compared
+from fitter.llama.build.virtual_backends import compared
 from fitter.machine.gpu import PROFILES
 from fitter.output.documents.document import SCHEMA
 from fitter.text import printable
 
 if TYPE_CHECKING:
-    from fitter.llama.build.compared import Compared
     from fitter.llama.build.inspect_build import BuildReport
+    from fitter.llama.build.virtual_backends import Compared
     from fitter.llama.types import LlamaCpp
 
 

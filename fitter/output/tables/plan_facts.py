@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePath
 
-from fitter.llama.build.compared import SIMULATED
+from fitter.llama.build.virtual_backends import SIMULATED
 from fitter.llama.types import Params
 from fitter.output.units import duration, speed
 from fitter.parameters.table import of_a_load

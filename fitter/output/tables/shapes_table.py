@@ -15,8 +15,8 @@ from fitter.parameters.table import USEFUL_SPEED
 from fitter.text import human, mib, printable
 
 if TYPE_CHECKING:
-    from fitter.model.shapes.listing import ShapeInfo
-    from fitter.planning.tables.shape_rows import ShapePlans
+    from fitter.model.shapes.catalogue import ShapeInfo
+    from fitter.planning.tables.quantization_rows import ShapePlans
 
 
 def shapes_table(shapes: Sequence[ShapeInfo]) -> RenderableType:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, Params, SplitMode
-from fitter.machine.device_memory import has_half_experts, unaccounted
+from fitter.machine.device_memory import has_half_experts, unaccounted, used_by_default
 from fitter.machine.machine import Machine, check_main_gpu, choose
 from fitter.machine.measured import Calibrated, outside_of
-from fitter.machine.memory_pools import used_by_default
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.model.header import Model
 from fitter.model.tensors import is_expert, stays_on_host
