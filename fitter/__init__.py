@@ -55,9 +55,8 @@ if TYPE_CHECKING:
     from fitter.planning.checked.calibration import Calibration, Comparison, DeviceCalibration, Difference
     from fitter.planning.checked.tuning import Tuning, TuningChange, TuningRun
     from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
-    from fitter.planning.plan.drafting import BestDepth, Depth, Drafting
     from fitter.planning.plan.layer_map import Inspection, LayerMap, LayerSize, MapCell, RoleSize
-    from fitter.planning.plan.turns import Turns, UserSpeed
+    from fitter.planning.plan.turns import BestDepth, Depth, Drafting, Turns, UserSpeed
     from fitter.planning.plan.verified import (
         LaterUse,
         MemoryGrowth,
@@ -116,8 +115,7 @@ _HOMES = {
     "fitter.planning.speed.explain": ("Alternative", "Bound", "Choice", "Reason"),
     "fitter.planning.tables.exploration": ("Exploration", "ExploredAnswer", "ExploredCell"),
     "fitter.planning.checked.tuning": ("Tuning", "TuningChange", "TuningRun"),
-    "fitter.planning.plan.drafting": ("BestDepth", "Depth", "Drafting"),
-    "fitter.planning.plan.turns": ("Turns", "UserSpeed"),
+    "fitter.planning.plan.turns": ("BestDepth", "Depth", "Drafting", "Turns", "UserSpeed"),
     "fitter.planning.plan.layer_map": ("Inspection", "LayerMap", "LayerSize", "MapCell", "RoleSize"),
     "fitter.planning.pricing.pricing": ("Price", "SpeedAt", "SpeedSource"),
     "fitter.planning.tables.quantization_rows": ("Quantization", "Quantizations", "ShapePlan", "ShapePlans"),

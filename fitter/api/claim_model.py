@@ -19,9 +19,8 @@ from fitter.machine.device_memory import has_half_experts, unaccounted
 from fitter.machine.machine import choose, device_speeds
 from fitter.machine.speed import default_host
 from fitter.model import location
-from fitter.model.file_types import source_type
 from fitter.model.shapes import catalogue as shapes
-from fitter.model.tensors import is_expert
+from fitter.model.tensors import is_expert, source_type
 from fitter.parameters.table import PARAMETERS, AnyPath, Measuring
 from fitter.parameters.values import number, text
 from fitter.planning.plan.claims import DeviceClaim, claim_name, least_bandwidth

@@ -27,7 +27,7 @@ from fitter.planning.plan.request_of_machine import with_main_gpu
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import context_of_a_sequence
 from fitter.planning.speed.model_facts import facts_of
-from fitter.planning.tables.offload_rows import OffloadTable, layer_counts, offload_row
+from fitter.planning.tables.parameter_rows import OffloadTable, layer_counts, offload_row
 from fitter.system import processors
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from fitter.api.checked_call import checked_worker_call
 from fitter.api.repeat_load import without_timeout
 from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError, WorkerError
 from fitter.llama.client import Worker
-from fitter.model.file_types import source_type
 from fitter.model.header import Model, open_model
 from fitter.model.shapes.catalogue import as_converted, type_name, unknown_type, wanted
+from fitter.model.tensors import source_type
 from fitter.parameters.table import AnyPath, Fitting
 from fitter.parameters.values import shown
 from fitter.planning.request.ask import Ask

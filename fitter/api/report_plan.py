@@ -17,12 +17,12 @@ from fitter.machine.gpu import virtual_devices
 from fitter.model.header import Model, open_model
 from fitter.parameters.table import DEFAULTS, AnyPath
 from fitter.planning.checked.verification import check_same_model
-from fitter.planning.plan.context_points import ContextPoint, contexts_to_try, point_of
 from fitter.planning.plan.layer_map import LayerMap, map_of, overridden
 from fitter.planning.plan.plan import Plan, resolved
 from fitter.planning.request.constraints import context_of_a_sequence
 from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import ModelSummary
+from fitter.planning.tables.parameter_rows import ContextPoint, contexts_to_try, point_of
 
 SECONDS = 20.0
 """Seconds after which no further context is planned."""

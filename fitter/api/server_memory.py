@@ -16,10 +16,9 @@ from fitter.model.header import Model
 from fitter.model.shapes.catalogue import note
 from fitter.model.tensors import is_expert, layer_of
 from fitter.parameters.table import PARAMETERS
-from fitter.planning.plan.drafting import Drafting, drafting_of
 from fitter.planning.plan.plan import Plan, is_on_devices
 from fitter.planning.plan.pool_use import left_for_host, with_host
-from fitter.planning.plan.turns import turns_of
+from fitter.planning.plan.turns import Drafting, drafting_of, turns_of
 from fitter.planning.pricing.objective import longest_seconds, objective_seconds
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.ask import Ask

@@ -15,7 +15,7 @@ import fitter
 from fitter.cli import main
 from fitter.llama.client import Worker
 from fitter.model.files import addresses
-from fitter.planning.tables.offload_rows import layer_counts
+from fitter.planning.tables.parameter_rows import layer_counts
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tools.tiny_projector import write_projector

@@ -92,7 +92,7 @@ def test_the_cpu_backend_is_the_one_that_ggml_chooses(name: str) -> None:
     directory = where(name)
     code = (
         "import ctypes, sys\nfrom fitter.llama.build.build_folder import find\n"
-        "from fitter.llama.build.opening import open_build\n"
+        "from fitter.llama.build.functions import open_build\n"
         "llama = open_build(find(sys.argv[1]))\n"
         "load = llama.library.ggml_backend_load_all_from_path\nload.restype, load.argtypes = None, [ctypes.c_char_p]\n"
         "load(sys.argv[1].encode())\nprint(open('/proc/self/maps').read())"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fitter.machine.gpu import virtual_devices
 from fitter.machine.speed import DeviceSpeed, default_host, speed_of
-from fitter.planning.plan.drafting import expected, of_each, step_seconds
+from fitter.planning.plan.turns import drafted_step_seconds, expected, of_each
 from fitter.planning.speed.cost import Work, Workload, default, family_name, price, token_seconds
 from tests.support.speed_rows import Where, model_of, work_of
 
@@ -45,7 +45,7 @@ class Drafted:
         size = sum(each.bytes * (used if each.experts else 1) for layer in (own, output) for each in layer.weights)
         n_vocab = output.weights[0].n_params / self.work.n_embd
         draft = self.depth * (token_seconds(size, 1, self.device) + default().host.sampling * n_vocab)
-        seconds = step_seconds(alone, check, draft, default().families[family_name(self.device)].drafts)
+        seconds = drafted_step_seconds(alone, check, draft, default().families[family_name(self.device)].drafts)
         return expected(self.depth, of_each(self.accepted, self.depth)) / seconds
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fitter.model.file_types import SmallerType, smaller_type
+from fitter.model.tensors import SmallerType, smaller_type
 from tests.support.cases import cases, named_cases
 
 

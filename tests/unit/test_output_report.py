@@ -27,13 +27,13 @@ from fitter.output.pictures.curves import charts, tokens
 from fitter.output.pictures.drawing import BOLD, NARROW, WIDE
 from fitter.output.pictures.moves_picture import moves_svg
 from fitter.parameters.targets import FORMATS
-from fitter.planning.plan.context_points import ContextPoint, contexts_to_try, point_of
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap, MapCell
 from fitter.planning.plan.plan import Problem
 from fitter.planning.plan.real_load import with_real_load
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.planning.speed.cost import Part
 from fitter.planning.speed.explain import Alternative, Bound, Choice
+from fitter.planning.tables.parameter_rows import ContextPoint, contexts_to_try, point_of
 from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, for_format, make_plan, make_price, reserving
 

@@ -14,7 +14,7 @@ import pytest
 from fitter.machine.gpu import virtual_devices
 from fitter.machine.speed import Factor, Factors, HostSpeed, default_host, speed_of
 from fitter.output.tables.plan_facts import drafting_text
-from fitter.planning.plan.drafting import deeper, drafting_of, expected, of_each, published
+from fitter.planning.plan.turns import deeper, drafting_of, expected, of_each, published
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.speed.cost import Estimate, Workload, default, price, token_seconds
 from tests.support.cases import cases

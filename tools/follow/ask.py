@@ -9,9 +9,8 @@ import sys
 from fitter.errors import LibraryError
 from fitter.llama.build import layouts
 from fitter.llama.build.build_folder import find
-from fitter.llama.build.functions import epoch_of, ggml_version
+from fitter.llama.build.functions import epoch_of, ggml_version, open_build
 from fitter.llama.build.layouts import layout_of
-from fitter.llama.build.opening import open_build
 from tools.follow.facts import names_of_operations
 
 

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from fitter.errors import FitterError
 from fitter.llama.build import library as native
 from fitter.llama.build.build_folder import PYTHON, Build, find, has_python, on_path
-from fitter.llama.build.functions import ggml_version, same_commit
-from fitter.llama.build.opening import best_of, open_build
+from fitter.llama.build.functions import best_of, ggml_version, open_build, same_commit
 from fitter.llama.build.verdicts import read_answer, write_answer
 from fitter.llama.processes import interpreter
 from fitter.llama.types import LlamaCpp

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import fitter.llama
 from fitter.errors import LibraryError, UsageError
 from fitter.installation import install_command
-from fitter.llama.build import linking, opening
+from fitter.llama.build import functions, linking
 from fitter.llama.build.build_folder import PYTHON, Build, find
 from fitter.llama.build.functions import Functions, backend_api, backend_rules, epoch_of, ggml_version, same_commit
 from fitter.llama.processes import interpreter
@@ -158,7 +158,7 @@ def libraries() -> Library:
 @functools.cache
 def _libraries() -> Library:
     with _telling_place():
-        llama = opening.open_build(loaded_build())
+        llama = functions.open_build(loaded_build())
     _make_global(llama)
     ffi = declarations()
     library = Library(llama, ffi, _open(ffi, _LIBFITTER))
@@ -255,7 +255,7 @@ def _check_api() -> None:
 @functools.cache
 def load_devices() -> None:
     """Load the backends that llama.cpp's programs would load, without the CPU's. Raises ``LibraryError``."""
-    opening.load_devices(libraries().llama, loaded_build())
+    functions.load_devices(libraries().llama, loaded_build())
 
 
 @functools.cache
@@ -265,7 +265,7 @@ def cpu_backend() -> str:
     Raises ``LibraryError``.
     """
     wanted = os.environ.get(interpreter.LLAMA_CPU, "") if interpreter.is_worker() else ""
-    return opening.load_plugins(libraries().llama, loaded_build(), wanted)
+    return functions.load_plugins(libraries().llama, loaded_build(), wanted)
 
 
 _registered = False

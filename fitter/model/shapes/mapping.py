@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fitter.errors import ModelError
-from fitter.model.shapes import deepseek, encoders, gemma, hybrid, llama, moe, states, variants
+from fitter.model.shapes import deepseek, gemma, hybrid, llama, moe, states, variants
 from fitter.model.shapes.common import ShapeHeader
 from fitter.model.shapes.config import LARGEST, Config, listed
 from fitter.storage.files import read_data
@@ -20,7 +20,7 @@ KNOWN: dict[str, tuple[str, _Make]] = {
     "ApertusForCausalLM": ("apertus", variants.apertus),
     "ArceeForCausalLM": ("arcee", variants.arcee),
     "BailingMoeV3ForCausalLM": ("bailing_hybrid", deepseek.bailing_moe3),
-    "BertModel": ("bert", encoders.bert),
+    "BertModel": ("bert", variants.bert),
     "Cohere2ForCausalLM": ("cohere2", llama.cohere2),
     "CohereForCausalLM": ("cohere", llama.command_r),
     "DeepseekV2ForCausalLM": ("deepseek_v2", deepseek.deepseek2),
@@ -69,11 +69,11 @@ KNOWN: dict[str, tuple[str, _Make]] = {
     "Mistral3ForConditionalGeneration": ("mistral", llama.ministral),
     "MistralForCausalLM": ("mistral", llama.mistral),
     "MixtralForCausalLM": ("mixtral", llama.mixtral),
-    "ModernBertForMaskedLM": ("modernbert", encoders.modern_bert),
-    "ModernBertModel": ("modernbert", encoders.modern_bert),
+    "ModernBertForMaskedLM": ("modernbert", variants.modern_bert),
+    "ModernBertModel": ("modernbert", variants.modern_bert),
     "NemotronForCausalLM": ("nemotron", llama.nemotron),
     "NemotronHForCausalLM": ("nemotron_h", hybrid.nemotron_h),
-    "NomicBertModel": ("nomic_bert", encoders.nomic_bert),
+    "NomicBertModel": ("nomic_bert", variants.nomic_bert),
     "Olmo2ForCausalLM": ("olmo2", llama.olmo2),
     "Olmo3ForCausalLM": ("olmo3", llama.olmo2),
     "OlmoeForCausalLM": ("olmoe", moe.olmoe),
@@ -93,13 +93,13 @@ KNOWN: dict[str, tuple[str, _Make]] = {
     "Qwen3_5MoeForCausalLM": ("qwen3_5_moe_text", hybrid.qwen35moe),
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text", hybrid.qwen35moe),
     "Qwen4ExpForConditionalGeneration": ("qwen4_exp_text", hybrid.qwen4exp),
-    "RobertaModel": ("roberta", encoders.roberta),
+    "RobertaModel": ("roberta", variants.roberta),
     "SeedOssForCausalLM": ("seed_oss", llama.seed_oss),
     "SmolLM3ForCausalLM": ("smollm3", llama.smollm3),
     "StableLmForCausalLM": ("stablelm", llama.stablelm),
     "Starcoder2ForCausalLM": ("starcoder2", llama.starcoder2),
-    "XLMRobertaForSequenceClassification": ("xlm-roberta", encoders.roberta_rank),
-    "XLMRobertaModel": ("xlm-roberta", encoders.roberta),
+    "XLMRobertaForSequenceClassification": ("xlm-roberta", variants.roberta_rank),
+    "XLMRobertaModel": ("xlm-roberta", variants.roberta),
 }
 """By the class in ``architectures`` of a ``config.json``: its ``model_type``, and the function that makes its header.
 """

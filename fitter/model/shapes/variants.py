@@ -1,4 +1,4 @@
-"""Models that differ from Llama in one point, and Hunyuan."""
+"""Variants of Llama: models that differ in one point, Hunyuan, and encoders, which produce embeddings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fitter.model.shapes.common import (
     begin,
     dimensions,
     ends,
+    every,
     experts,
     feed_forward,
     heads,
@@ -21,7 +22,7 @@ from fitter.model.shapes.common import (
     sections,
 )
 from fitter.model.shapes.config import MOST_EXPERTS, Config
-from fitter.model.shapes.llama import dense, qwen2, renamed
+from fitter.model.shapes.llama import FULL, SLIDING, dense, qwen2, renamed
 
 _HUNYUAN_CONTEXT = 256 << 10
 """The converter's context, whatever the config.json says."""
@@ -170,3 +171,149 @@ def _stretched(c: Config, head: int, alpha: float) -> tuple[Config, dict[str, in
         "rope__scaling__factor": 1.0,
         "rope__scaling__original_context_length": _HUNYUAN_CONTEXT,
     }
+
+
+_MEAN = 1
+"""llama.cpp's number for the mean of all tokens' embeddings."""
+
+
+def bert(c: Config) -> ShapeHeader:
+    """BERT, such as bge and E5 in English."""
+    return _bert(c, c.count("max_position_embeddings"))
+
+
+def roberta(c: Config) -> ShapeHeader:
+    """RoBERTa and XLM-RoBERTa, such as bge-m3 and E5 in many languages; their first positions are unused."""
+    unused = c.count("pad_token_id", default=1, least=0) + 1
+    return _bert(c, c.count("max_position_embeddings", least=unused + 1) - unused)
+
+
+def roberta_rank(c: Config) -> ShapeHeader:
+    """Rerankers on RoBERTa, such as bge-reranker-v2-m3, with a head that has a row for each label.
+
+    The converter writes no pooling for them.
+    """
+    labels = c.value("id2label")
+    if not isinstance(labels, dict) or not labels:
+        raise c.error("has no id2label: add it")
+    h, n_embd = roberta(c), c.count("hidden_size")
+    if len(labels) == 2:
+        raise c.unknown("two labels in id2label, which may be none")
+    h.key("classifier.output_labels", [str(label) for _, label in sorted(labels.items())])
+    for name, rows in (("cls", n_embd), ("cls.output", len(labels))):
+        h.weight(name, n_embd, rows)
+        h.bias(name, rows)
+    return h
+
+
+def _bert(c: Config, n_ctx: int) -> ShapeHeader:
+    c.must_be("hidden_act", "gelu")
+    c.must_be("position_embedding_type", "absolute")
+    c.value("gradient_checkpointing", "hidden_dropout_prob", "attention_probs_dropout_prob", "add_pooling_layer")
+    c.value("output_past", "tie_word_embeddings", "pad_token_id")
+    n_embd, n_vocab = c.count("hidden_size"), c.count("vocab_size")
+    h = begin(c, "bert")
+    dimensions(c, h, eps="layer_norm_epsilon")
+    h.keys(context_length=n_ctx, attention__causal=False)
+    h.metadata["tokenizer.ggml.token_type_count"] = n_types = c.count("type_vocab_size", default=1)
+    h.weight("token_embd", n_embd, n_vocab)
+    h.weight("token_types", n_embd, n_types)
+    h.weight("position_embd", n_embd, n_ctx)
+    h.weight("token_embd_norm", n_embd)
+    h.bias("token_embd_norm", n_embd)
+    for i in range(layers(c)):
+        b = f"blk.{i}"
+        attention(c, h, b, qkv_bias=True, out_bias=True)
+        feed_forward(c, h, b, bias=True, gated=False)
+        norms(h, b, n_embd, "attn_output_norm", "layer_output_norm", bias=True)
+    return h
+
+
+def nomic_bert(c: Config) -> ShapeHeader:
+    """nomic-embed-text; 1 and 1.5 were trained with 2048 tokens."""
+    c.must_be("activation_function", "swiglu")
+    c.must_be("moe_every_n_layers")
+    c.value("pad_vocab_size_multiple", "rotary_scaling_factor")
+    for name in (
+        "use_rms_norm",
+        "parallel_block",
+        "causal",
+        "qkv_proj_bias",
+        "mlp_fc1_bias",
+        "mlp_fc2_bias",
+        "prenorm",
+        "rotary_emb_interleaved",
+    ):
+        c.must_be(name, False)
+    c.must_be("rotary_emb_fraction", 1, 1.0)
+    c.must_be("rotary_emb_scale_base")
+    if (c.count("n_positions"), c.count("max_trained_positions", default=2048)) != (8192, 2048):
+        raise c.unknown("another n_positions than 8192, trained with 2048")
+    n_embd, n_ff = c.count("n_embd"), c.count("n_inner")
+    n_head = c.count("n_head")
+    h = begin(c, "nomic-bert")
+    h.keys(
+        vocab_size=c.count("vocab_size"),
+        block_count=layers(c),
+        context_length=2048,
+        embedding_length=n_embd,
+        feed_forward_length=n_ff,
+        attention__head_count=n_head,
+        attention__layer_norm_epsilon=c.number("layer_norm_epsilon"),
+        attention__causal=False,
+        pooling_type=_MEAN,
+        rope__freq_base=c.number("rotary_emb_base"),
+    )
+    h.metadata["tokenizer.ggml.token_type_count"] = n_types = c.count("type_vocab_size")
+    h.weight("token_embd", n_embd, c.count("vocab_size"))
+    h.weight("token_types", n_embd, n_types)
+    h.weight("token_embd_norm", n_embd)
+    h.bias("token_embd_norm", n_embd)
+    for i in range(layers(c)):
+        b = f"blk.{i}"
+        attention(c, h, b, fused=True, sizes=(n_head, n_head, n_embd // n_head))
+        feed_forward(c, h, b, n_ff)
+        norms(h, b, n_embd, "attn_output_norm", "layer_output_norm", bias=True)
+    return h
+
+
+def modern_bert(c: Config) -> ShapeHeader:
+    """ModernBERT: two layers of three have a window."""
+    c.must_be("hidden_activation", "gelu", "silu")
+    for name in ("attention_bias", "mlp_bias", "norm_bias"):
+        c.must_be(name, False)
+    c.value("classifier_pooling", "classifier_activation", "decoder_bias", "sparse_prediction", "reference_compile")
+    # its positions are rope's, although the file says otherwise
+    c.value("tie_word_embeddings", "position_embedding_type", "deterministic_flash_attn", "gradient_checkpointing")
+    n_embd, n_ff = c.count("hidden_size"), c.count("intermediate_size")
+    period = c.count("global_attn_every_n_layers", default=3)
+    kinds = every(c, "layer_types", layers(c), (SLIDING, FULL))
+    if kinds is not None and kinds != [SLIDING if i % period else FULL for i in range(layers(c))]:
+        raise c.unknown("layer_types in another order than every global_attn_every_n_layers-th")
+    part = c.part("rope_parameters")
+    full, window = (part.part(FULL), part.part(SLIDING)) if part is not None else (None, None)
+    for each in (full, window):
+        if each is not None:
+            each.must_be("rope_type", "default")
+    h = begin(c, "modern-bert")
+    dimensions(c, h)
+    h.key("attention.layer_norm_epsilon", c.number("norm_eps", "layer_norm_eps", default=1e-5))
+    h.keys(
+        attention__causal=False,
+        attention__sliding_window=c.count("local_attention"),
+        attention__sliding_window_pattern=period,
+        rope__freq_base=(full or c).number("rope_theta", "global_rope_theta", default=160000.0),
+        rope__freq_base_swa=(window or c).number("rope_theta", "local_rope_theta", default=10000.0),
+        rope__scaling__type="none",
+        hidden_activation=c.text("hidden_activation", "gelu"),
+    )
+    h.weight("token_embd", n_embd, c.count("vocab_size"))
+    h.weight("token_embd_norm", n_embd)
+    h.weight("output_norm", n_embd)
+    for i in range(layers(c)):
+        b = f"blk.{i}"
+        norms(h, b, n_embd, *(["attn_norm"] if i else []), "ffn_norm")
+        attention(c, h, b, fused=True)
+        h.weight(f"{b}.ffn_up", n_embd, 2 * n_ff)
+        h.weight(f"{b}.ffn_down", n_ff, n_embd)
+    return h

@@ -19,9 +19,8 @@ from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, of_a_load
 from fitter.parameters.table import SHARED as SHARED_SECTION
 from fitter.parameters.targets import PROGRAMS
-from fitter.planning.plan.drafting import BestDepth, Depth, Drafting
 from fitter.planning.plan.plan import Alternative, Plan, resolved
-from fitter.planning.plan.turns import Turns, UserSpeed
+from fitter.planning.plan.turns import BestDepth, Depth, Drafting, Turns, UserSpeed
 from fitter.planning.pricing.pricing import Price, SpeedAt
 from fitter.planning.request.request_limits import check_params
 from fitter.planning.request.session import Session

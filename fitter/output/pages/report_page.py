@@ -26,11 +26,11 @@ from fitter.output.tables.plan_table import later_text, parameter_lines, shared_
 from fitter.output.tables.pool_lines import pool_lines
 from fitter.output.units import dummy_loads, duration, speed
 from fitter.parameters.targets import FORMATS
-from fitter.planning.plan.context_points import ContextPoint
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap
 from fitter.planning.plan.plan import Alternative, Plan, resolved
 from fitter.planning.plan.turns import Turns
 from fitter.planning.pricing.pricing import Price
+from fitter.planning.tables.parameter_rows import ContextPoint
 from fitter.programs import SERVER
 from fitter.text import MIB, human, printable
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fitter.output.units import speed
-from fitter.planning.plan.context_points import ContextPoint
 from fitter.planning.plan.turns import Turns
+from fitter.planning.tables.parameter_rows import ContextPoint
 from fitter.text import human
 
 _WIDTH, _HEIGHT = 380, 230

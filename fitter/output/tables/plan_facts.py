@@ -11,10 +11,9 @@ from fitter.llama.build.virtual_backends import SIMULATED
 from fitter.llama.types import Params
 from fitter.output.units import duration, speed
 from fitter.parameters.table import of_a_load
-from fitter.planning.plan.drafting import Drafting
 from fitter.planning.plan.layer_map import HOST_NAME
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.turns import Turns
+from fitter.planning.plan.turns import Drafting, Turns
 from fitter.planning.pricing.pricing import Price, SpeedAt
 from fitter.planning.request.constraints import context_of_a_sequence
 from fitter.planning.request.request import DEFAULT_MARGIN

@@ -14,8 +14,7 @@ from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, LlamaCpp, Params
 from fitter.model import location
 from fitter.parameters.table import DEFAULTS, AnyPath
-from fitter.planning.plan.drafting import Drafting
-from fitter.planning.plan.turns import Turns
+from fitter.planning.plan.turns import Drafting, Turns
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.summary import (
     DeviceUse,

@@ -16,8 +16,8 @@ from fitter.model.header import Model
 from fitter.model.tensors import is_expert, stays_on_host
 from fitter.parameters.table import MAPPED, MAX_TOKENS, PARAMETERS
 from fitter.planning.placing.layer_sizes import HOST, stays
-from fitter.planning.plan.drafting import DEEPEST
 from fitter.planning.plan.pool_use import check_pools
+from fitter.planning.plan.turns import DEEPEST
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import (
     auto_margin,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Layout, Params
-from fitter.model.file_types import SmallerType
+from fitter.model.tensors import SmallerType
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.placing.layer_sizes import units_of
 from fitter.planning.placing.placement import Placement, on_host

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Layout, Params, Row
-from fitter.model.file_types import smaller_type
+from fitter.model.tensors import smaller_type
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.pool_use import pool_uses
 from fitter.planning.pricing.objective import best_of, objective_seconds, rank

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fitter.llama.types import Layout
-from fitter.model.file_types import least_share
+from fitter.model.tensors import least_share
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.plan.pool_use import pool_problem

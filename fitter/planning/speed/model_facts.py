@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from fitter.llama.types import Array, MetadataValue
-from fitter.model.file_types import source_type
 from fitter.model.header import Model
-from fitter.model.tensors import Role, is_expert, layer_of, role_of
+from fitter.model.tensors import Role, is_expert, layer_of, role_of, source_type
 from fitter.storage.files import read_data
 
 LOOKED_UP = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})

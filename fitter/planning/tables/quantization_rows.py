@@ -13,11 +13,10 @@ from fitter.llama.header.file_types import padded
 from fitter.llama.header.gguf_writer import Tensor
 from fitter.llama.types import FileType, FileTypes
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.model.file_types import data
 from fitter.model.files.source import show
 from fitter.model.header import Model
 from fitter.model.shapes.catalogue import ShapeInfo
-from fitter.model.tensors import is_expert, stays_on_host
+from fitter.model.tensors import file_type_data, is_expert, stays_on_host
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.summary import ModelSummary
 from fitter.planning.speed.cost import token_seconds
@@ -112,7 +111,7 @@ def short(model: Model) -> str:
 
 def published_as(model: Model) -> str:
     """Return the file type that keeps the weights of a model that is published quantized; empty for other models."""
-    published = data()["published"].get(model.architecture)
+    published = file_type_data()["published"].get(model.architecture)
     return (
         published["file_type"]
         if published and any(tensor.type == published["type"] for tensor in model.tensors)
@@ -123,7 +122,7 @@ def published_as(model: Model) -> str:
 def assumptions(model: Model) -> tuple[str, ...]:
     """List the assumptions about a model that is itself quantized."""
     published = published_as(model)
-    published_types = {data()["published"][model.architecture]["type"]} if published else set()
+    published_types = {file_type_data()["published"][model.architecture]["type"]} if published else set()
     notes = (
         (
             f"{short(model)} has weights in {', '.join(sorted(published_types)).upper()} as they are published, which "
@@ -147,19 +146,19 @@ def assumptions(model: Model) -> tuple[str, ...]:
 
 def needs_imatrix(tensors: Sequence[str], file_type: FileType) -> bool:
     """Return whether llama-quantize refuses to write the file without an importance matrix."""
-    rule = data()["imatrix"]
+    rule = file_type_data()["imatrix"]
     needing = {*rule["types"], rule["also"].get(file_type.name)}
     return any(kind in needing and name not in rule["but"] for name, kind in zip(tensors, file_type.types, strict=True))
 
 
 def quantization(model: Model, types: FileTypes, file_type: FileType) -> Quantization:
     """Describe one file type before it is planned; ``problem`` says why it will not be planned."""
-    name, trained = file_type.name, data()["trained"]
+    name, trained = file_type.name, file_type_data()["trained"]
     is_trained_for = name in trained["names"] and model.architecture not in trained["architectures"]
     if file_type.problem:
         return Quantization(name, None, None, {}, False, is_trained_for, problem=f"llama.cpp: {file_type.problem}")
     needs = needs_imatrix(types.tensors, file_type)
-    if needs and name in data()["changed_by_imatrix"]["names"]:
+    if needs and name in file_type_data()["changed_by_imatrix"]["names"]:
         problem = "its tensors' types depend on the importance matrix, and llama.cpp tells only those without one"
         return Quantization(name, None, None, {}, needs, is_trained_for, problem=problem)
     weights = sum(math.prod(tensor.shape) for tensor in model.tensors)
@@ -281,8 +280,8 @@ class Place:
 def types_to_plan(is_packed: bool, bits_as_published: float) -> dict[str, float]:
     """Return the file types to plan for a shape with their bits per weight, the most bits first."""
     if is_packed:
-        return {each["file_type"]: bits_as_published for each in data()["published"].values()}
-    return {name: each["bits"] for name, each in data()["smaller"].items()}
+        return {each["file_type"]: bits_as_published for each in file_type_data()["published"].values()}
+    return {name: each["bits"] for name, each in file_type_data()["smaller"].items()}
 
 
 def is_enough(each: Quantization, shape: ShapeInfo, tokens_per_second: float | None) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fitter.model.file_types import data
+from fitter.model.tensors import file_type_data
 from fitter.parameters.table import USEFUL_CONTEXT, USEFUL_SPEED
 from fitter.text import printable
 
@@ -145,7 +145,7 @@ def best_type(
         published: The file type that keeps the weights of a model that is published quantized; empty for others.
     """
     others = {each.upper() for each in FULL if each != own_type.lower()} if own_type.lower() in FULL else set()
-    able = [row for row in rows if figures(row).name not in {*data()["trained"]["names"], *others}]
+    able = [row for row in rows if figures(row).name not in {*file_type_data()["trained"]["names"], *others}]
     enough = max((figures(row).context for row in able), default=0)
     fast = [row for row in able if is_useful(figures(row), tokens_per_second)]
     useful = [row for row in fast if figures(row).context >= enough] or fast
@@ -191,7 +191,7 @@ def _order(each: TypeFigures) -> tuple[float, bool, float, str]:
 
 def _beats(by: TypeFigures, each: TypeFigures, published: str) -> bool:
     """Return whether ``by`` is no larger and has lower published perplexity, or the weights as published."""
-    perplexity = data()["perplexity"]
+    perplexity = file_type_data()["perplexity"]
     if by.bytes is None or each.bytes is None or by.bytes > each.bytes:
         return False
     if by.name == published and each.name != published:

@@ -18,7 +18,7 @@ from fitter.output.documents.document import dumps
 from fitter.parameters.table import MAPPED, PARAMETERS
 from fitter.planning.placing.placement import llama_placement
 from fitter.planning.plan.plan import Plan
-from fitter.planning.tables.offload_rows import OffloadPlace, OffloadRow, OffloadTable, offload_row
+from fitter.planning.tables.parameter_rows import OffloadPlace, OffloadRow, OffloadTable, offload_row
 from fitter.storage.files import read_data
 from fitter.text import MIB, human, mib
 
