@@ -124,8 +124,8 @@ def _leave(number: int, _: object) -> None:
 
 def _tidy() -> None:
     process.end_early()
-    if folders := sys.modules.get("fitter.storage.folders"):
-        folders.remove_temporary()
+    if storage := sys.modules.get("fitter.storage"):
+        storage.remove_temporary()
 
 
 if __name__ == "__main__":

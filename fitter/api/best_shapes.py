@@ -36,7 +36,7 @@ from fitter.planning.tables.quantization_rows import (
     quantization,
     types_to_plan,
 )
-from fitter.storage.folders import TemporaryDirectory
+from fitter.storage import TemporaryDirectory
 from fitter.system import processors
 
 if TYPE_CHECKING:

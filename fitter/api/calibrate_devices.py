@@ -18,7 +18,7 @@ from fitter.machine.measured import store_calibrated
 from fitter.model.header import open_model
 from fitter.parameters.table import AnyPath as Path
 from fitter.planning.request.request import Progress
-from fitter.storage.folders import TemporaryDirectory
+from fitter.storage import TemporaryDirectory
 
 if TYPE_CHECKING:
     from fitter.planning.checked.calibration import Calibration

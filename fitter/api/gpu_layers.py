@@ -20,7 +20,7 @@ from fitter.planning.placing.layer_sizes import units_of
 from fitter.planning.placing.placement import Placement, counts_for_split
 from fitter.planning.request.ask import Ask
 from fitter.planning.search.whole_layers import most_layers
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 from fitter.text import MIB
 
 _SPECS = {"metal": "metal", "mtl": "metal", "vulkan": "vulkan", "rocm": "rocm:gfx1100", "hip": "rocm:gfx1100"}

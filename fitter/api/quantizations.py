@@ -35,7 +35,7 @@ from fitter.planning.tables.quantization_rows import (
     short,
 )
 from fitter.planning.tables.type_choice import FULL
-from fitter.storage.folders import TemporaryDirectory
+from fitter.storage import TemporaryDirectory
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -59,7 +59,7 @@ def history(
     from fitter.output.documents.document import dumps
     from fitter.regression import build_report
     from fitter.regression.cases import read_builds
-    from fitter.storage.files import replace_document
+    from fitter.storage import replace_document
 
     models, cases_file = _split(files, cases_file)
     if builds is None and cases_file is not None:

@@ -13,7 +13,7 @@ import click
 
 from fitter.cli import options
 from fitter.cli.unknown_options import words_after
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 
 _META = "fitter.llama_options"
 

@@ -104,6 +104,6 @@ def write(file: Path, text: str) -> None:
     if file == STDOUT:
         click.echo(text, nl=False)
         return
-    from fitter.storage.files import replace_document
+    from fitter.storage import replace_document
 
     replace_document(file, text.encode())

@@ -771,6 +771,6 @@ class _Child:
 
 
 def _temporary_directory() -> contextlib.AbstractContextManager[str]:
-    from fitter.storage.folders import TemporaryDirectory
+    from fitter.storage import TemporaryDirectory
 
     return TemporaryDirectory()

@@ -16,8 +16,7 @@ from fitter.errors import UsageError
 from fitter.machine.host import host_memory
 from fitter.machine.speed import HostSpeed, default_host
 from fitter.parameters.values import UNITS, shown
-from fitter.storage import files
-from fitter.storage.folders import cache_folder
+from fitter.storage import cache_folder, read_json, write_json
 from fitter.text import MIB
 
 _SCHEMA = 1
@@ -206,7 +205,7 @@ def key_of(host: Host) -> str:
 
 def _entries() -> dict[str, float]:
     try:
-        document = files.read_json(cache_path())
+        document = read_json(cache_path())
         if document["schema"] != _SCHEMA:
             return {}
         return {str(key): float(value) for key, value in document["hosts"].items()}
@@ -222,4 +221,4 @@ def _read(host: Host) -> float | None:
 def _write(host: Host, bandwidth: float) -> None:
     # without a place to write, the next process measures again
     with contextlib.suppress(OSError):
-        files.write_json(cache_path(), {"schema": _SCHEMA, "hosts": {**_entries(), key_of(host): bandwidth}})
+        write_json(cache_path(), {"schema": _SCHEMA, "hosts": {**_entries(), key_of(host): bandwidth}})

@@ -14,7 +14,7 @@ from typing import Any
 
 from fitter.llama.types import RPC, DeviceInfo, SharedMemory, TensorInfo, VirtualDevice
 from fitter.machine.host import HostMemory
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 from fitter.text import MIB, human
 
 _ALIKE = 0.06

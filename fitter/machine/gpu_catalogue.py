@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter.machine import device_memory
-from fitter.storage.files import parse_toml
+from fitter.storage import parse_toml
 from fitter.text import MIB
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fitter import system
 from fitter.llama.types import DeviceInfo
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 from fitter.text import MIB
 
 _V1_UNLIMITED = 2**60

@@ -17,8 +17,7 @@ from typing import Any
 from fitter.errors import AnswerError
 from fitter.llama.types import DeviceInfo
 from fitter.machine.speed import DeviceSpeed, Factor, Factors, HostSpeed
-from fitter.storage.files import read_json, write_json
-from fitter.storage.folders import config_folder
+from fitter.storage import config_folder, read_json, write_json
 
 _SCHEMA = 1
 

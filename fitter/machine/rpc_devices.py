@@ -13,7 +13,7 @@ from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.types import RPC, DeviceInfo, MeasuredSpeed
 from fitter.machine import bandwidth, gpu_catalogue
 from fitter.machine.speed import REMOTE, DeviceSpeed, speed_of
-from fitter.storage import files
+from fitter.storage import read_json, write_json
 from fitter.text import MIB
 
 _SCHEMA = 1
@@ -146,7 +146,7 @@ def _key(device: DeviceInfo, before: Sequence[DeviceInfo]) -> str:
 def _entries() -> dict[str, tuple[MeasuredSpeed, float]]:
     """Read the entries of the file that are not too old, each with its time."""
     try:
-        document = files.read_json(cache_path())
+        document = read_json(cache_path())
         if document["schema"] != _SCHEMA:
             return {}
         entries = {}
@@ -173,4 +173,4 @@ def _write(measured: Mapping[str, MeasuredSpeed]) -> None:
     devices = {key: {**asdict(speed), "time": when} for key, (speed, when) in entries.items()}
     # without a place to write, the next process measures again
     with contextlib.suppress(OSError):
-        files.write_json(cache_path(), {"schema": _SCHEMA, "devices": devices})
+        write_json(cache_path(), {"schema": _SCHEMA, "devices": devices})

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fitter.llama.types import TensorInfo
 from fitter.model.shapes.catalogue import wanted
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 
 EXPERT_PATTERN = r"blk\.[0-9]+\.ffn_(up|down|gate_up|gate)_(ch|)exps"
 """Routed expert tensors, which ``--cpu-moe`` keeps on the host."""

@@ -14,7 +14,7 @@ from typing import Any
 from fitter.errors import UsageError
 from fitter.llama.types import LlamaCpp
 from fitter.programs.program_help import defaults_of
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 from fitter.version import numbers_of
 
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Collection
 from typing import Any
 
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 from fitter.text import MIB
 
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(MIB)}

@@ -21,7 +21,7 @@ from fitter.llama.types import Params
 from fitter.model.files.source import show
 from fitter.regression.cases import CaseValue
 from fitter.regression.toml import read_toml
-from fitter.storage.files import replace_document
+from fitter.storage import replace_document
 from fitter.text import printable
 
 LOCK_FILE = "fitter.lock"

@@ -9,7 +9,7 @@ from typing import Any
 
 from fitter.errors import UsageError
 from fitter.model.files.source import show
-from fitter.storage.files import parse_toml, read_text
+from fitter.storage import parse_toml, read_text
 
 _MARKERS = ("<<<<<<<", "=======", ">>>>>>>")
 """The beginnings of the lines with which git marks a merge conflict."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from fitter.model import location
 from fitter.model.files import header_cache
-from fitter.storage.files import identity
+from fitter.storage import identity
 
 MOST = 64 << 20
 """Most bytes of all answers."""

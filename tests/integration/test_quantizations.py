@@ -20,7 +20,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import FileTypes
 from fitter.model.shapes.catalogue import FILE_TYPES
 from fitter.planning.tables.quantization_rows import Quantization, needs_imatrix
-from fitter.storage.files import parse_toml
+from fitter.storage import parse_toml
 from tests.support.command import run_fitter
 from tests.support.quantize import DRY, quantized
 from tools import shapes

@@ -36,7 +36,7 @@ from fitter.model.shapes.common import ShapeHeader
 from fitter.model.shapes.mapping import header_of
 from fitter.planning.speed.model_facts import facts_of
 from fitter.planning.speed.work import resized_layout
-from fitter.storage.folders import cache_folder
+from fitter.storage import cache_folder
 from tests.integration.test_quantizations import Snapshot, read, snapshots
 from tests.support import ranges
 from tests.support.cases import cases, named_cases

@@ -16,7 +16,7 @@ from unittest import mock
 import fitter
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown
-from fitter.storage.files import parse_toml
+from fitter.storage import parse_toml
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "real_cards"
 

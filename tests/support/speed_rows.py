@@ -21,7 +21,7 @@ from fitter.machine.gpu_catalogue import CatalogueGpu
 from fitter.machine.speed import DeviceSpeed, HostSpeed, named, speed_of
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.speed.cost import Attention, Layer, Weights, Work
-from fitter.storage.files import parse_toml
+from fitter.storage import parse_toml
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "speeds"
 PLACEMENTS = DATA / "placements.csv"

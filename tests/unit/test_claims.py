@@ -21,7 +21,7 @@ from fitter.programs import server_process
 from fitter.programs.kubernetes import documents
 from fitter.programs.later import Later
 from fitter.programs.server_process import process_bytes
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, make_plan, shared_use
 

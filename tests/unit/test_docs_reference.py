@@ -20,7 +20,7 @@ from fitter.parameters.table import LEVERS, PARAMETERS, Parameter, of_a_case, ta
 from fitter.parameters.targets import FORMATS
 from fitter.planning.request.request import OBJECTIVES, STRATEGIES
 from fitter.regression import marks, pytest_plugin
-from fitter.storage.files import parse_toml
+from fitter.storage import parse_toml
 from tests.support.cases import cases
 from tools.docs import of_errors, of_options, of_python, reference
 from tools.docs.attributes import documented

@@ -18,7 +18,7 @@ import pytest
 
 from fitter.errors import ModelError
 from fitter.model.files import header_cache
-from fitter.storage.folders import cache_folder
+from fitter.storage import cache_folder
 from fitter.text import human
 from tests.support.cases import cases
 
@@ -204,7 +204,7 @@ WRITERS, WRITES = 4, 25
 WRITING = f"""\
 import sys
 from fitter.model.files import header_cache as cache
-from fitter.storage.folders import cache_folder
+from fitter.storage import cache_folder
 cache.MOST = {WRITERS + 2} * 72 * 1024
 for number in range({WRITES}):
     entry = cache_folder(cache.HEADERS) / (sys.argv[1] + str(number) if number % 3 else f"of all {{number}}")

@@ -17,7 +17,7 @@ from fitter.errors import AnswerError, UsageError
 from fitter.llama.types import Params, TensorInfo
 from fitter.regression import headers
 from fitter.regression.lockfile import Lock, LockedPool, alone, dumps, read_lock, write_lock
-from fitter.storage.files import replace_document
+from fitter.storage import replace_document
 from tests.support.cases import cases, named_cases
 from tests.support.snapshots import SNAPSHOT
 
@@ -109,7 +109,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from fitter.storage.files import replace_document
+from fitter.storage import replace_document
 Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 replace_document(Path(sys.argv[1]), b"new" * 1000000)
 """
@@ -134,7 +134,7 @@ def test_killed_before_the_rename(tmp_path: Path) -> None:
 WRITING = """
 import sys
 from pathlib import Path
-from fitter.storage.files import replace_document
+from fitter.storage import replace_document
 print("ready", flush=True)
 while True:
     for sign in (b"a", b"b"):
@@ -193,7 +193,7 @@ COUNTING = """
 import sys
 from pathlib import Path
 from fitter.regression.lockfile import alone
-from fitter.storage.files import replace_document
+from fitter.storage import replace_document
 path = Path(sys.argv[1])
 for _ in range(25):
     with alone(path):

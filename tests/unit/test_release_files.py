@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from fitter.storage.files import portable
+from fitter.storage import portable
 from tests.support.cases import cases, named_cases
 from tools.release.distributions import LARGEST, check
 from tools.release.git import git

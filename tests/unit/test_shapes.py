@@ -32,7 +32,7 @@ from fitter.model.shapes.catalogue import (
 )
 from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.mapping import header_of as mapped
-from fitter.storage.files import parse_toml
+from fitter.storage import parse_toml
 from tests.support.cases import cases
 from tests.support.converted import digest, trunk
 

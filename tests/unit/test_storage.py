@@ -15,8 +15,16 @@ import pytest
 
 from fitter.llama.build.verdicts import answer_path, answers_folder, asked_alone, read_answer, write_answer
 from fitter.machine import bandwidth
-from fitter.storage import files, folders
-from fitter.storage.folders import TemporaryDirectory, cache_folder, is_lasting
+from fitter.storage import (
+    TemporaryDirectory,
+    cache_folder,
+    is_lasting,
+    locked,
+    make_private,
+    read_regular,
+    remove_temporary,
+    replacing,
+)
 from tests.support.cases import cases, named_cases
 
 # --- files
@@ -24,18 +32,18 @@ from tests.support.cases import cases, named_cases
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with files.replacing(path) as file:
+    with replacing(path) as file:
         file.write(b"old")
-    with pytest.raises(RuntimeError, match="in the middle"), files.replacing(path) as file:
+    with pytest.raises(RuntimeError, match="in the middle"), replacing(path) as file:
         file.write(b"new")
         raise RuntimeError("in the middle")
-    assert files.read(path) == b"old"
-    with files.replacing(path) as file:
+    assert read_regular(path) == b"old"
+    with replacing(path) as file:
         file.write(b"new")
         (name,) = {*os.listdir(tmp_path)} - {"file"}
-    assert files.read(path) == b"new"
+    assert read_regular(path) == b"new"
     assert os.listdir(tmp_path) == ["file"]
-    with files.replacing(path) as file:
+    with replacing(path) as file:
         assert name not in os.listdir(tmp_path), "nobody can guess the next name"
 
 
@@ -43,7 +51,7 @@ def test_what_takes_the_place_of_a_link_is_no_link(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("of somebody else")
     link.symlink_to(target)
-    with files.replacing(link) as file:
+    with replacing(link) as file:
         file.write(b"new")
     assert (link.is_symlink(), link.read_text(), target.read_text()) == (False, "new", "of somebody else")
 
@@ -60,7 +68,7 @@ NO_FILES: dict[str, Callable[[Path], object]] = {
 def test_only_a_file_itself_is_read(make: Callable[[Path], object], tmp_path: Path) -> None:
     make(tmp_path / "file")
     with pytest.raises(OSError, match=r"symbolic links|not a regular file|directory"):
-        files.read(tmp_path / "file")
+        read_regular(tmp_path / "file")
 
 
 @cases(NO_FILES)
@@ -68,7 +76,7 @@ def test_whatever_is_in_the_cache_nobody_waits(
     make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    files.make_private(answers_folder())
+    make_private(answers_folder())
     make(answer_path("name"))
     make(answers_folder() / "lock")
     make(bandwidth.cache_path())
@@ -83,10 +91,10 @@ def test_a_file_is_locked_by_one_at_a_time(tmp_path: Path) -> None:
     order: list[str] = []
 
     def second() -> None:
-        with files.locked(tmp_path / "lock"):
+        with locked(tmp_path / "lock"):
             order.append("second")
 
-    with files.locked(tmp_path / "lock"):
+    with locked(tmp_path / "lock"):
         other = threading.Thread(target=second)
         other.start()
         other.join(0.2)
@@ -153,7 +161,7 @@ def test_a_cache_that_others_may_write_is_not_used(
         assert read_answer("name") == {"a": 1}, "the rest of this process has it"
         assert not is_lasting()
     assert not [*place.iterdir()]
-    folders.remove_temporary()
+    remove_temporary()
 
 
 def test_a_cache_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +208,7 @@ def test_a_directory_is_private_and_goes(place: Path) -> None:
 KILLED = """
 import os, signal, tempfile
 tempfile.tempdir = {place!r}
-from fitter.storage.folders import TemporaryDirectory
+from fitter.storage import TemporaryDirectory
 left = TemporaryDirectory()
 open(left.name + "/file", "w").close()
 if {is_forked} and os.fork():
@@ -238,7 +246,7 @@ def test_what_somebody_uses_stays(place: Path) -> None:
 def test_a_fork_removes_nothing(place: Path) -> None:
     with TemporaryDirectory() as own:
         if not (pid := os.fork()):
-            folders.remove_temporary()
+            remove_temporary()
             os._exit(0)
         os.waitpid(pid, 0)
         assert Path(own).is_dir()

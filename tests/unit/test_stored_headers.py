@@ -12,7 +12,7 @@ from fitter.errors import ModelError
 from fitter.model.files import header_cache, stored_headers
 from fitter.model.files.addresses import Address
 from fitter.model.files.stored_headers import Entry, StoredHeader, keep, newest
-from fitter.storage.files import portable
+from fitter.storage import portable
 from tests.support.cases import cases, named_cases
 
 MODEL = [Address("https://host/m.gguf", "https://host/m.gguf")]

@@ -19,7 +19,7 @@ from fitter.errors import FitterError, LibraryError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import NO_GPU, parse_gpus
-from fitter.storage.folders import TemporaryDirectory
+from fitter.storage import TemporaryDirectory
 from tools.cases import CASES
 
 _T = TypeVar("_T")

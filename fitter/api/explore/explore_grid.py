@@ -38,7 +38,7 @@ from fitter.planning.tables.exploration import (
     parse_requirement,
 )
 from fitter.planning.tables.quantization_rows import check_source, quantization
-from fitter.storage.folders import TemporaryDirectory
+from fitter.storage import TemporaryDirectory
 from fitter.text import LONGEST_NAME, printable
 
 MAX_CELLS = 2000

@@ -23,8 +23,7 @@ from fitter.llama.worker.remembered_loads import RememberingWorker
 from fitter.output.arguments import arguments
 from fitter.planning.plan.plan import Plan
 from fitter.planning.tables.exploration import ExploredCell
-from fitter.storage.files import replacing
-from fitter.storage.folders import TemporaryDirectory
+from fitter.storage import TemporaryDirectory, replacing
 from fitter.version import VERSION
 
 

@@ -19,12 +19,12 @@ from fitter.llama.build.build_folder import Build
 from fitter.llama.build.linking import binaries
 from fitter.llama.processes import interpreter
 from fitter.llama.processes.worker_exit import is_resource_error
-from fitter.storage import files, folders
+from fitter.storage import cache_folder, is_lasting, locked, make_private, read_json, write_json
 
 
 def answers_folder() -> Path:
     """Name ``llama-fitter/llama-cpp`` in the cache directory (``XDG_CACHE_HOME``)."""
-    return folders.cache_folder("llama-cpp")
+    return cache_folder("llama-cpp")
 
 
 def answer_path(name: str) -> Path:
@@ -35,7 +35,7 @@ def answer_path(name: str) -> Path:
 def read_answer(name: str) -> dict[str, Any] | None:
     """Read an answer; ``None`` if there is none, or if it cannot be read."""
     try:
-        answer = files.read_json(answer_path(name))
+        answer = read_json(answer_path(name))
     except (OSError, ValueError, RecursionError):
         return None
     return answer if isinstance(answer, dict) else None
@@ -44,7 +44,7 @@ def read_answer(name: str) -> dict[str, Any] | None:
 def write_answer(name: str, answer: dict[str, Any]) -> None:
     """Store an answer, all or nothing; ignore errors, because it can be asked again."""
     with contextlib.suppress(OSError):
-        files.write_json(answer_path(name), answer)
+        write_json(answer_path(name), answer)
 
 
 @contextlib.contextmanager
@@ -52,8 +52,8 @@ def asked_alone() -> Iterator[None]:
     """Let other processes that would ask too wait, if files can be locked."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            files.make_private(answers_folder())
-            stack.enter_context(files.locked(answers_folder() / "lock"))
+            make_private(answers_folder())
+            stack.enter_context(locked(answers_folder() / "lock"))
         yield
 
 
@@ -89,7 +89,7 @@ def problem_of(build: Build, fitter_libraries: tuple[str, ...]) -> str:
 
 def _how_to_retry(build: Build, fitter_libraries: tuple[str, ...]) -> str:
     path = answer_path(_placing_name(build, fitter_libraries))
-    return f"; delete {path} to have it tried again" if folders.is_lasting() and path.exists() else ""
+    return f"; delete {path} to have it tried again" if is_lasting() and path.exists() else ""
 
 
 def _placing_name(build: Build, fitter_libraries: tuple[str, ...]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TypeAlias
 
 from fitter import system
-from fitter.storage.files import replacing
+from fitter.storage import replacing
 
 Value: TypeAlias = "bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]"
 """A value of the metadata; an array has values of one type."""

@@ -21,7 +21,7 @@ from fitter.llama.build.log import captured_log, failure, reason
 from fitter.llama.build.verdicts import read_answer, write_answer
 from fitter.llama.header import limits
 from fitter.llama.types import Array, Header, MetadataValue, Skeleton, TensorInfo
-from fitter.storage.files import identity
+from fitter.storage import identity
 
 MAX_ARRAY_VALUES = 4096
 """Longest array of numbers whose values are read."""

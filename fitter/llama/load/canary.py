@@ -25,7 +25,7 @@ from fitter.llama.load.real_load import RealLoad
 from fitter.llama.processes import interpreter
 from fitter.llama.processes.worker_exit import is_resource_error
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice, describe
-from fitter.storage.folders import TemporaryDirectory
+from fitter.storage import TemporaryDirectory
 from fitter.system import DESCRIPTORS
 
 _GIB = 1 << 30

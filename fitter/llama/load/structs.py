@@ -16,7 +16,7 @@ from fitter.llama.load.backend_devices import Device, Registry, registry, select
 from fitter.llama.load.breakdown import counted
 from fitter.llama.types import MAX_USED_DEVICES, Lora, Params, Row, Skeleton
 from fitter.parameters.table import of_a_struct
-from fitter.storage.files import identity
+from fitter.storage import identity
 
 _POINTERS = ("devices", "tensor_split", "tensor_buft_overrides")
 """Parameters that are pointers in llama.cpp's struct."""

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fitter.storage.folders import TemporaryDirectory
+    from fitter.storage import TemporaryDirectory
 
 _CLOSE_SECONDS = 5.0
 _WORD = b"\n"
@@ -263,7 +263,7 @@ def _folder_for_files() -> tuple[TemporaryDirectory | None, dict[str, str]]:
     """Return a folder for a worker's temporary files where those have names, and variables that name it."""
     if system.DESCRIPTORS:
         return None, {}
-    from fitter.storage.folders import TemporaryDirectory
+    from fitter.storage import TemporaryDirectory
 
     folder = TemporaryDirectory()
     return folder, dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder.name)

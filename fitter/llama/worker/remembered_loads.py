@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import DeviceInfo, Params, Skeleton
 from fitter.parameters.table import AnyPath
-from fitter.storage.files import identity
+from fitter.storage import identity
 
 if TYPE_CHECKING:
     pass

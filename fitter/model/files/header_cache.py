@@ -18,8 +18,7 @@ from typing import TypeVar
 
 from fitter import system
 from fitter.errors import ModelError
-from fitter.storage.files import make_private
-from fitter.storage.folders import cache_folder, replace_cache
+from fitter.storage import cache_folder, make_private, replace_cache
 from fitter.text import human
 
 _T = TypeVar("_T")

@@ -19,8 +19,7 @@ from fitter.errors import ModelError
 from fitter.model.files import header_cache
 from fitter.model.files.addresses import Address
 from fitter.model.files.source import show
-from fitter.storage.files import portable, read
-from fitter.storage.folders import cache_folder
+from fitter.storage import cache_folder, portable, read_regular
 
 _ABOUT, _FILES, _PIECE = "about.json", "files", 1 << 20
 
@@ -157,7 +156,7 @@ def _content_folders(model: Sequence[Address]) -> list[Path]:
 
 def _read(place: Path) -> Entry | None:
     try:
-        about = json.loads(read(place / _ABOUT))
+        about = json.loads(read_regular(place / _ABOUT))
         files = tuple(StoredFile(**each) for each in about)
     except (OSError, ValueError, TypeError, RecursionError):
         return None

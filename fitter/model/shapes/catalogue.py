@@ -17,7 +17,7 @@ from typing import Any
 
 from fitter.errors import UsageError
 from fitter.parameters.values import shown
-from fitter.storage.files import parse_toml
+from fitter.storage import parse_toml
 from fitter.text import printable
 
 SHAPE, CONFIG = "shape", "config"

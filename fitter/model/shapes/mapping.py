@@ -11,7 +11,7 @@ from fitter.errors import ModelError
 from fitter.model.shapes import deepseek, gemma, hybrid, llama, moe, states, variants
 from fitter.model.shapes.common import ShapeHeader
 from fitter.model.shapes.config import LARGEST, Config, listed
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 from fitter.text import printable
 
 _Make = Callable[[Config], ShapeHeader]

@@ -33,8 +33,7 @@ from fitter.model.shapes.catalogue import (
 from fitter.model.shapes.common import ShapeHeader
 from fitter.model.shapes.config import LONGEST, parse
 from fitter.model.shapes.mapping import header_of
-from fitter.storage.files import portable
-from fitter.storage.folders import TemporaryDirectory, cache_folder
+from fitter.storage import TemporaryDirectory, cache_folder, portable
 
 _FULL = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 """File types of the conversion, without quantization."""

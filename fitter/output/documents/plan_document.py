@@ -38,7 +38,7 @@ from fitter.planning.request.summary import (
 from fitter.planning.speed.cost import Estimate, Workload
 from fitter.planning.speed.explain import REASONS, Bound, Choice, Reason
 from fitter.programs.later import Later
-from fitter.storage.files import read_text
+from fitter.storage import read_text
 
 BYTES = ("model", "context", "compute")
 """The kinds of memory of a row."""

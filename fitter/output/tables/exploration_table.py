@@ -19,7 +19,7 @@ from fitter.output.documents.document import dumps
 from fitter.output.documents.exploration_document import CELL, EXPLORATION
 from fitter.output.tables.narrow import NarrowTable
 from fitter.output.units import speed
-from fitter.storage.files import replace_document
+from fitter.storage import replace_document
 from fitter.text import human, mib, printable
 
 if TYPE_CHECKING:

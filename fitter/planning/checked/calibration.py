@@ -19,7 +19,7 @@ from fitter.machine import gpu_catalogue
 from fitter.machine.measured import Calibrated
 from fitter.parameters.values import parse_overrides
 from fitter.planning.request.constraints import default_margin
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 
 PROFILES = {"CUDA": "cuda", "ROCm": "rocm"}
 """Profile of the virtual twin, by the backend of the real device."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.session import Session
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 
 _KNEE = 0.5
 """Beyond the knee, another user brings less than this share of what one user alone has."""

@@ -18,7 +18,7 @@ from fitter.parameters.table import MAX_USERS
 from fitter.parameters.values import parse_tokens, parse_whole, shown
 from fitter.planning.speed.cost import Workload
 from fitter.programs.request_log import requests_of
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from functools import cache
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.request.request import Request
 from fitter.planning.speed.model_facts import LayerFacts
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 from fitter.text import MIB
 
 _ROW = "not counted"

@@ -20,7 +20,7 @@ from fitter.machine.speed import AS_ESTIMATED, DeviceSpeed, Factor, HostSpeed
 from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.speed.model_facts import WeightFacts
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 
 MIN_OFFLOAD_BATCH = 32
 """Least tokens of a batch for which a device computes with host weights (``op_offload``; llama.cpp's default)."""

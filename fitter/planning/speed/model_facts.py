@@ -11,7 +11,7 @@ from typing import NamedTuple
 from fitter.llama.types import Array, MetadataValue
 from fitter.model.header import Model
 from fitter.model.tensors import Role, is_expert, layer_of, role_of, source_type
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 
 LOOKED_UP = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
 """Types whose weights are entries of a codebook: a processor looks them up in small groups, one after another."""

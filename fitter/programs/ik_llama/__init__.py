@@ -12,7 +12,7 @@ from fitter.programs.facts import RULES, Facts
 from fitter.programs.ik_llama.layers import computed_weights, layer_sizes, shares
 from fitter.programs.llama_server import LlamaServer
 from fitter.programs.program import Asked, Attempt, Words
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 
 _RULES = read_data(__file__, RULES)["rules"]
 

@@ -14,7 +14,7 @@ from fitter.llama.types import Params, TensorInfo
 from fitter.model.header import Model
 from fitter.model.tensors import Role, layer_of, role_of
 from fitter.programs.facts import RULES
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 from fitter.text import MIB
 
 _AMB: int = read_data(__file__, RULES)["rules"]["attn_max_batch"]

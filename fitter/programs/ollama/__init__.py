@@ -15,7 +15,7 @@ from fitter.model.header import Model
 from fitter.programs.facts import RULES
 from fitter.programs.llama_server import LlamaServer
 from fitter.programs.program import Asked, Attempt, Words
-from fitter.storage.files import read_data
+from fitter.storage import read_data
 from fitter.text import MIB
 
 _RULES = read_data(__file__, RULES)["rules"]
