@@ -16,7 +16,7 @@ import fitter
 from fitter.errors import LlamaCppError
 from fitter.llama.build import library as native
 from fitter.llama.client import Worker
-from fitter.llama.header.read_header import tokenizer_key
+from fitter.llama.load.real_load import tokenizer_key
 from fitter.llama.types import Params, Skeleton
 from fitter.machine.gpu import parse_gpus
 from tests.integration.test_planner import timeless

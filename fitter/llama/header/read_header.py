@@ -1,26 +1,18 @@
-"""Read headers of GGUF files by ggml, make skeletons of them, and learn whether llama.cpp reads their tokenizers.
-
-Loads of a model are made without its tokenizer, which takes most of the time of a load, and on which no byte of memory
-depends. So it is read once for each build of llama.cpp, and the answer is kept by its key.
-"""
+"""Read headers of GGUF files by ggml, make skeletons of them, and headers in the types that llama-quantize chooses."""
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fitter import system
-from fitter.errors import LlamaCppError, ModelError
+from fitter.errors import LibraryError, LlamaCppError, ModelError
 from fitter.llama.build import library as native
-from fitter.llama.build.layouts import read_whole
-from fitter.llama.build.log import captured_log, failure, reason
-from fitter.llama.build.verdicts import read_answer, write_answer
+from fitter.llama.build.log import captured_log, reason
 from fitter.llama.header import limits
-from fitter.llama.types import Array, Header, MetadataValue, Skeleton, TensorInfo
+from fitter.llama.types import Array, FileType, FileTypes, Header, MetadataValue, Skeleton, TensorInfo
 from fitter.storage import identity
 
 MAX_ARRAY_VALUES = 4096
@@ -249,69 +241,83 @@ def _number(kind: str, entry: Any) -> int | float | bool:
     return int(entry.u if kind == "u" else entry.i)
 
 
-_PIECE = 1 << 20
-_LEAST_TOKENIZER = 1 << 16
-"""llama.cpp reads a smaller tokenizer as fast as its key is computed."""
+_MOST_TYPES = 256
+"""A limit above llama.cpp's number of file types."""
 
 
-def tokenizer_key(path: str) -> str:
-    """Return a key that is equal for equal tokenizers, of one architecture, in one build of llama.cpp.
+def file_types(headers: Headers, files: Sequence[str], directory: str) -> FileTypes:
+    """Ask for every file type of a model, and write the header of each to ``directory``.
 
-    The key is a digest of all metadata that only a tokenizer reads, byte for byte. So llama.cpp accepts all tokenizers
-    with one key, or refuses all. It is empty for a small tokenizer, and for a header of an unknown form.
+    The headers have no tokenizer, and files the length of their data.
+
+    Raises:
+        LibraryError: This llama.cpp does not tell its rule.
+        LlamaCppError: It has no rule for the model, or a header cannot be written.
     """
-    library = native.libraries()
-    out = library.ffi.new("fitter_columns_t *")
-    if not library.fitter.fitter_tokenizer_entries(os.fsencode(path), out):
-        return ""
-    _, (offsets, sizes) = library.columns(out, 0, 2)
-    if sum(sizes) < _LEAST_TOKENIZER:
-        return ""
-    digest = hashlib.sha256(native.loaded().key.encode())
+    library = headers.library
+    numbered = _all_types(library)
+    opened = [headers.open(file) for file in files]
     try:
-        with open(path, "rb") as file:
-            for offset, size in zip(offsets, sizes, strict=True):
-                file.seek(offset)
-                while size > 0 and (piece := file.read(min(size, _PIECE))):
-                    digest.update(piece)
-                    size -= len(piece)
-    except OSError:
-        # the load of the file reports it
-        return ""
-    return digest.hexdigest()
+        parts = library.ffi.new("void *[]", opened)
+        header_bytes = int(library.fitter.fitter_quant_header_bytes(parts, len(opened)))
+        if header_bytes < 0:
+            raise LlamaCppError(f"the headers of {files[0]} cannot be joined: {library.last_error()}")
+        for each in opened:
+            library.fitter.fitter_skeleton_strip(each, -1)
+        quant = library.fitter.fitter_quant_new(parts, len(opened))
+        if quant == library.ffi.NULL:
+            raise LlamaCppError(f"llama.cpp has no rule to quantize it: {library.last_error()}")
+        try:
+            every_type = tuple(_file_type(library, quant, *each, directory) for each in numbered)
+        finally:
+            library.fitter.fitter_quant_free(quant)
+    finally:
+        for each in opened:
+            library.fitter.fitter_gguf_close(each)
+    names = next((names for names, _ in every_type if names), ())
+    return FileTypes(names, header_bytes, tuple(each for _, each in every_type))
 
 
-def is_tokenizer_read(path: str) -> bool:
-    """Return whether llama.cpp is known to read the tokenizer of the model at ``path``.
-
-    A small tokenizer is read at once. Raises ``LlamaCppError`` where llama.cpp refuses that.
-    """
-    if key := tokenizer_key(path):
-        return read_answer(_tokenizer_name(key)) is not None
-    _read_tokenizer(path)
-    return True
-
-
-def check_tokenizer(path: str) -> None:
-    """Read a tokenizer, and remember that llama.cpp can. Raises ``LlamaCppError`` with its reason if it cannot."""
-    key = tokenizer_key(path)
-    _read_tokenizer(path)
-    if key and key == tokenizer_key(path):
-        write_answer(_tokenizer_name(key), {"tokenizer": key})
+def _all_types(library: native.Library) -> list[tuple[str, int]]:
+    """Return name and number of every file type that the loaded llama.cpp can make."""
+    out = library.ffi.new(f"fitter_file_type_t[{_MOST_TYPES}]")
+    count = int(library.fitter.fitter_quant_file_types(out, _MOST_TYPES))
+    if count < 0:
+        version = native.loaded_versions(library)
+        raise LibraryError(
+            f"llama.cpp {version} does not tell which tensor llama-quantize gives which type: use a newer one, such as "
+            "that of the newest llama-cpp-python (--llama-cpp python)"
+        )
+    return [(library.text(out[i].name) or "", int(out[i].ftype)) for i in range(min(count, _MOST_TYPES))]
 
 
-def _read_tokenizer(path: str) -> None:
-    llama = native.libraries().llama
-    params = llama.llama_model_default_params()
-    nothing = (ctypes.c_void_p * 1)(None)
-    params.devices = ctypes.cast(nothing, ctypes.c_void_p)
-    params.vocab_only = True
-    read_whole(params)
-    model = llama.llama_model_load_from_file(os.fsencode(path), params)
-    if not model:
-        raise failure(path, "llama.cpp cannot load the model")
-    llama.llama_model_free(model)
+def _file_type(
+    library: native.Library, quant: Any, name: str, number: int, directory: str
+) -> tuple[tuple[str, ...], FileType]:
+    """Return names, types and sizes of the tensors in one file type, and write its header."""
+    out = library.ffi.new("fitter_columns_t *")
+    if not library.fitter.fitter_quant_types(quant, number, out):
+        return (), FileType(name, (), (), library.last_error())
+    (names, types), (sizes,) = library.columns(out, 2, 1)
+    path = os.path.join(directory, f"{name}.gguf")
+    if not library.fitter.fitter_quant_write(quant, number, os.fsencode(path)):
+        raise LlamaCppError(f"the header of a {name} file cannot be written: {library.last_error()}")
+    try:
+        # llama.cpp checks that the file is long enough for the tensors' data, and does not read it
+        with open(path, "r+b") as file:
+            system.extend(file, os.path.getsize(path) + padded(sizes))
+    except OSError as error:
+        raise LlamaCppError(
+            f"the header of a {name} file cannot be made as long as the file ({error.strerror}): set TMPDIR to a "
+            "directory that takes files of that length"
+        ) from None
+    return tuple(names), FileType(name, tuple(types), tuple(sizes), "")
 
 
-def _tokenizer_name(key: str) -> str:
-    return f"tokenizer-{key}"
+_ALIGNMENT = 32
+"""Alignment of tensors in a file of llama-quantize."""
+
+
+def padded(sizes: Sequence[int]) -> int:
+    """Return the bytes of tensors in a file, with padding."""
+    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)

@@ -1,9 +1,14 @@
-"""Real loads, which allocate and compute, and facts that only a device's driver knows. For workers."""
+"""Real loads, of a model or of its tokenizer alone, and facts that only a device's driver knows. For workers.
+
+Dummy loads are made without the tokenizer, which takes most of the time of a load, and on which no byte of memory
+depends. So it is read once for each build of llama.cpp, and the answer is kept by its key.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +20,7 @@ from fitter.llama.build.functions import Batch
 from fitter.llama.build.layouts import read_whole
 from fitter.llama.build.linking import CUDA_DRIVER
 from fitter.llama.build.log import captured_log, failure
+from fitter.llama.build.verdicts import read_answer, write_answer
 from fitter.llama.load.backend_devices import Device, Registry
 from fitter.llama.load.breakdown import breakdown_of, check_split_mode, computed_in, split_counted
 from fitter.llama.load.structs import Adapters, apply
@@ -203,3 +209,71 @@ def _capability(pci_id: str) -> int | None:
     ):
         return None
     return major.value * 100 + minor.value * 10
+
+
+_PIECE = 1 << 20
+_LEAST_TOKENIZER = 1 << 16
+"""llama.cpp reads a smaller tokenizer as fast as its key is computed."""
+
+
+def tokenizer_key(path: str) -> str:
+    """Return a key that is equal for equal tokenizers, of one architecture, in one build of llama.cpp.
+
+    The key is a digest of all metadata that only a tokenizer reads, byte for byte. So llama.cpp accepts all tokenizers
+    with one key, or refuses all. It is empty for a small tokenizer, and for a header of an unknown form.
+    """
+    library = native.libraries()
+    out = library.ffi.new("fitter_columns_t *")
+    if not library.fitter.fitter_tokenizer_entries(os.fsencode(path), out):
+        return ""
+    _, (offsets, sizes) = library.columns(out, 0, 2)
+    if sum(sizes) < _LEAST_TOKENIZER:
+        return ""
+    digest = hashlib.sha256(native.loaded().key.encode())
+    try:
+        with open(path, "rb") as file:
+            for offset, size in zip(offsets, sizes, strict=True):
+                file.seek(offset)
+                while size > 0 and (piece := file.read(min(size, _PIECE))):
+                    digest.update(piece)
+                    size -= len(piece)
+    except OSError:
+        # the load of the file reports it
+        return ""
+    return digest.hexdigest()
+
+
+def is_tokenizer_read(path: str) -> bool:
+    """Return whether llama.cpp is known to read the tokenizer of the model at ``path``.
+
+    A small tokenizer is read at once. Raises ``LlamaCppError`` where llama.cpp refuses that.
+    """
+    if key := tokenizer_key(path):
+        return read_answer(_tokenizer_name(key)) is not None
+    _read_tokenizer(path)
+    return True
+
+
+def check_tokenizer(path: str) -> None:
+    """Read a tokenizer, and remember that llama.cpp can. Raises ``LlamaCppError`` with its reason if it cannot."""
+    key = tokenizer_key(path)
+    _read_tokenizer(path)
+    if key and key == tokenizer_key(path):
+        write_answer(_tokenizer_name(key), {"tokenizer": key})
+
+
+def _read_tokenizer(path: str) -> None:
+    llama = native.libraries().llama
+    params = llama.llama_model_default_params()
+    nothing = (ctypes.c_void_p * 1)(None)
+    params.devices = ctypes.cast(nothing, ctypes.c_void_p)
+    params.vocab_only = True
+    read_whole(params)
+    model = llama.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise failure(path, "llama.cpp cannot load the model")
+    llama.llama_model_free(model)
+
+
+def _tokenizer_name(key: str) -> str:
+    return f"tokenizer-{key}"

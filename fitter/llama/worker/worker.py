@@ -21,8 +21,7 @@ from fitter import system
 from fitter.errors import FitterError, LibraryError, LlamaCppError, WorkerError
 from fitter.llama.build import library as native
 from fitter.llama.build.log import captured_log
-from fitter.llama.header.file_types import file_types
-from fitter.llama.header.read_header import Headers, check_tokenizer, is_tokenizer_read
+from fitter.llama.header.read_header import Headers, file_types
 from fitter.llama.load import projector, real_load
 from fitter.llama.load.backend_devices import (
     cuda_registry,
@@ -123,10 +122,10 @@ class Commands:
         return self._known_headers().read(path)
 
     def is_tokenizer_read(self, path: str) -> bool:
-        return is_tokenizer_read(path)
+        return real_load.is_tokenizer_read(path)
 
     def check_tokenizer(self, path: str) -> None:
-        check_tokenizer(path)
+        real_load.check_tokenizer(path)
 
     def file_types(self, files: tuple[str, ...], directory: str) -> FileTypes:
         return file_types(self._known_headers(), files, directory)

@@ -177,7 +177,7 @@ def _quantizing() -> build_folder.Build:
 
 
 def _data_bytes(sizes: Sequence[int]) -> int:
-    from fitter.llama.header.file_types import padded
+    from fitter.llama.header.read_header import padded
 
     return padded(sizes)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fitter.errors import ModelError
-from fitter.llama.header.file_types import padded
 from fitter.llama.header.gguf_writer import Tensor
+from fitter.llama.header.read_header import padded
 from fitter.llama.types import FileType, FileTypes
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.model.files.source import show
