@@ -26,10 +26,14 @@ from fitter.planning.plan.verified import (
 )
 from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, PoolUse, Problem
 from fitter.programs.finding import NAME as SERVER
-from fitter.programs.finding import ServerProgram
-from fitter.programs.prompts import Fed
-from fitter.programs.resident import Resident
 from fitter.programs.server_log import Buffer, CachedPrompt, Figure, Said, is_host, total
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # a report needs no running server
+    from fitter.programs.finding import ServerProgram
+    from fitter.programs.prompts import Fed
+    from fitter.programs.resident import Resident
 
 
 def loaded_by(program: str | None, server: object | None, prompts: int | None) -> str:
