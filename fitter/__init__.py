@@ -84,8 +84,8 @@ if TYPE_CHECKING:
     from fitter.planning.speed.cost import Estimate, Part, Workload
     from fitter.planning.speed.explain import Alternative, Bound, Choice, Reason
     from fitter.planning.tables.exploration import Exploration, ExploredAnswer, ExploredCell
+    from fitter.planning.tables.file_rows import Repository, RepositoryFile, SideFile
     from fitter.planning.tables.quantization_rows import Quantization, Quantizations, ShapePlan, ShapePlans
-    from fitter.planning.tables.repository_rows import Repository, RepositoryFile, SideFile
     from fitter.programs.later import Later
 
 __version__ = VERSION
@@ -119,7 +119,7 @@ _HOMES = {
     "fitter.planning.plan.layer_map": ("Inspection", "LayerMap", "LayerSize", "MapCell", "RoleSize"),
     "fitter.planning.pricing.pricing": ("Price", "SpeedAt", "SpeedSource"),
     "fitter.planning.tables.quantization_rows": ("Quantization", "Quantizations", "ShapePlan", "ShapePlans"),
-    "fitter.planning.tables.repository_rows": ("Repository", "RepositoryFile", "SideFile"),
+    "fitter.planning.tables.file_rows": ("Repository", "RepositoryFile", "SideFile"),
     "fitter.planning.request.request": ("Progress",),
     "fitter.planning.request.session": ("Session",),
     "fitter.planning.request.summary": (

@@ -28,7 +28,7 @@ from fitter.model.repository_models import Listed, Listing, SideFile
 from fitter.parameters.table import AnyPath, Fitting
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import Progress
-from fitter.planning.tables.repository_rows import Repository, RepositoryFile, best_file, ordered
+from fitter.planning.tables.file_rows import Repository, RepositoryFile, best_file, ordered
 from fitter.system import processors
 
 if TYPE_CHECKING:

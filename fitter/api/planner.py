@@ -24,7 +24,7 @@ from fitter.planning.plan.layer_map import LayerMap
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.request import Progress
-from fitter.planning.tables.repository_rows import Repository
+from fitter.planning.tables.file_rows import Repository
 from fitter.text import printable
 
 if TYPE_CHECKING:

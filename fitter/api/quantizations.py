@@ -23,6 +23,7 @@ from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import Progress
 from fitter.planning.request.request_limits import own_context
 from fitter.planning.request.summary import ModelSummary
+from fitter.planning.tables.file_rows import FULL
 from fitter.planning.tables.quantization_rows import (
     Quantization,
     Quantizations,
@@ -34,7 +35,6 @@ from fitter.planning.tables.quantization_rows import (
     quantization,
     short,
 )
-from fitter.planning.tables.type_choice import FULL
 from fitter.storage import TemporaryDirectory
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from fitter.planning.plan.plan import Llama, Plan
     from fitter.planning.plan.verified import Verification
     from fitter.planning.tables.exploration import Exploration
+    from fitter.planning.tables.file_rows import Repository
     from fitter.planning.tables.quantization_rows import Quantizations, ShapePlans
-    from fitter.planning.tables.repository_rows import Repository
 
 
 def plan_text(plan: Plan) -> str:

@@ -28,7 +28,7 @@ from fitter.output.documents.shape_document import SHAPES, Shapes
 from fitter.planning.plan.layer_map import LayerMap
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.request import Progress
-from fitter.planning.tables.repository_rows import Repository, RepositoryFile
+from fitter.planning.tables.file_rows import Repository, RepositoryFile
 from fitter.web import known_answers, planner_page
 from fitter.web.allowed_files import Root, encoded
 from fitter.web.fetching import Fetching

@@ -30,7 +30,7 @@ from fitter.web.wording import LABELS, worded
 if TYPE_CHECKING:
     from fitter.planning.plan.layer_map import LayerMap
     from fitter.planning.plan.plan import Plan
-    from fitter.planning.tables.repository_rows import Repository
+    from fitter.planning.tables.file_rows import Repository
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _TYPES = ("Q2_K", "IQ3_XXS", "Q3_K_M", "IQ4_XS", DEFAULT_TYPE, "Q5_K_M", "Q6_K", "Q8_0", "BF16")

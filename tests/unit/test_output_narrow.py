@@ -16,8 +16,8 @@ from fitter.output.tables.calibration_table import calibration_table
 from fitter.output.tables.narrow import short_name
 from fitter.planning.plan.plan import Plan
 from fitter.planning.tables.exploration import Exploration, ExploredCell
+from fitter.planning.tables.file_rows import Repository, RepositoryFile
 from fitter.planning.tables.quantization_rows import Quantization, Quantizations
-from fitter.planning.tables.repository_rows import Repository, RepositoryFile
 from fitter.regression import check_report
 from fitter.regression.compare import Move
 from tests.support.answers import CALIBRATION, INSPECTION, Terminal

@@ -11,7 +11,7 @@ from fitter.output.documents.file_documents import REPOSITORY
 from fitter.output.tables.plan_table import print_to
 from fitter.output.tables.repository_table import commands, repository_table
 from fitter.planning.plan.plan import Problem
-from fitter.planning.tables.repository_rows import Repository, RepositoryFile, best_file, ordered
+from fitter.planning.tables.file_rows import Repository, RepositoryFile, best_file, ordered
 from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, make_plan, make_price
 

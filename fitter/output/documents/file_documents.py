@@ -6,9 +6,8 @@ from fitter.output.arguments import arguments
 from fitter.output.documents.document import Key, document, rounded
 from fitter.output.documents.plan_document import MODEL
 from fitter.planning.request.summary import ModelSummary
+from fitter.planning.tables.file_rows import Planned, Repository, RepositoryFile, SideFile
 from fitter.planning.tables.quantization_rows import Quantization, Quantizations, ShapePlan, ShapePlans
-from fitter.planning.tables.repository_rows import Repository, RepositoryFile, SideFile
-from fitter.planning.tables.type_choice import Planned
 
 _WORDS = tuple[str, ...]
 _BEST = Key(

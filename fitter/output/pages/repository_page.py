@@ -12,7 +12,7 @@ from fitter.output.units import speed
 from fitter.text import human
 
 if TYPE_CHECKING:
-    from fitter.planning.tables.repository_rows import Repository, RepositoryFile
+    from fitter.planning.tables.file_rows import Repository, RepositoryFile
 
 _FITS = {True: "yes", False: "no", None: "unknown"}
 

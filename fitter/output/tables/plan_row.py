@@ -15,7 +15,7 @@ from fitter.text import human, mib, printable
 
 if TYPE_CHECKING:
     from fitter.planning.plan.plan import Plan
-    from fitter.planning.tables.type_choice import Planned
+    from fitter.planning.tables.file_rows import Planned
 
 _BEST = "bold green"
 

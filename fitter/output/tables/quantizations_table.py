@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fitter.output.tables import plan_row
+from fitter.planning.tables.file_rows import reason
 from fitter.planning.tables.quantization_rows import figures_of
-from fitter.planning.tables.type_choice import reason
 from fitter.text import printable
 
 if TYPE_CHECKING:

@@ -12,12 +12,11 @@ from rich.text import Text
 
 from fitter.output.arguments import arguments, command_line
 from fitter.output.tables import plan_row
-from fitter.planning.tables.repository_rows import figures_of
-from fitter.planning.tables.type_choice import reason
+from fitter.planning.tables.file_rows import figures_of, reason
 from fitter.text import printable
 
 if TYPE_CHECKING:
-    from fitter.planning.tables.repository_rows import Repository, RepositoryFile
+    from fitter.planning.tables.file_rows import Repository, RepositoryFile
 
 _PLURAL = {"importance matrix": "importance matrices"}
 

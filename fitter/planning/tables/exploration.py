@@ -13,7 +13,7 @@ from fitter.errors import UsageError
 from fitter.parameters.table import USEFUL_CONTEXT
 from fitter.parameters.values import parse_tokens, shown
 from fitter.planning.plan.plan import Plan
-from fitter.planning.tables.type_choice import TypeFigures, best_type
+from fitter.planning.tables.file_rows import TypeFigures, best_type
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from fitter.model.tensors import file_type_data, is_expert, stays_on_host
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.summary import ModelSummary
 from fitter.planning.speed.cost import token_seconds
-from fitter.planning.tables.type_choice import FULL, Planned, TypeFigures, best_type, is_useful
+from fitter.planning.tables.file_rows import FULL, Planned, TypeFigures, best_type, is_useful
 from fitter.text import LONGEST_NAME, printable
 
 
@@ -65,7 +65,7 @@ class Quantizations:
     """Its file types, the largest file first, unknown sizes last."""
     best: Quantization | None
     """The type with the most bits per weight that generates ``tokens_per_second``, by the rule of
-    ``fitter.planning.tables.type_choice``; ``None`` if nothing fits. Excluded are types that another one beats by size
+    ``fitter.planning.tables.file_rows``; ``None`` if nothing fits. Excluded are types that another one beats by size
     and published perplexity, types that suit only models trained for them, F16 of a BF16 model and the other way round,
     and, for a model published quantized (gpt-oss, in MXFP4), types no smaller than the one that keeps its weights.
     """
