@@ -93,7 +93,7 @@ def fleet_text(fleet: Fleet) -> str:
 
 def fleet_document(fleet: Fleet) -> dict[str, Any]:
     """Write the document of ``fitter fleet --json``."""
-    from fitter.output.documents.fleet_document import FLEET
+    from fitter.output.documents.deployment_documents import FLEET
 
     return FLEET.write(fleet)
 

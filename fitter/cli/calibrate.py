@@ -55,7 +55,7 @@ def calibrate(model: str | None, as_json: bool | None, verbose: int, no_store: b
             why = f"fitter has no profile for this {device.info.backend} device; choose one, such as --twin cuda:8.6"
             click.echo(f"fitter: warning: {device.info.name} cannot be compared: {why}", err=True)
     if as_json:
-        from fitter.output.documents.calibration_document import CALIBRATION
+        from fitter.output.documents.checked_documents import CALIBRATION
 
         answers.print_json(CALIBRATION.write(calibration))
     else:

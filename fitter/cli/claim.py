@@ -53,7 +53,7 @@ def claim(
             raise UsageError("--efficiency belongs to a claim for a device: give --min-tps as well")
         return _of_pod(model, quant, given, as_json=bool(as_json))
     from fitter.api.claim_model import claim_device
-    from fitter.output.documents.claim_documents import DEVICE_CLAIM
+    from fitter.output.documents.deployment_documents import DEVICE_CLAIM
 
     for keyword in options.given(given):
         if keyword not in Measuring.__annotations__:
@@ -68,8 +68,8 @@ def claim(
 def _of_pod(model: str, quant: str | None, given: dict[str, Any], *, as_json: bool) -> int:
     from fitter import api
     from fitter.api.claim_model import model_of
-    from fitter.output.documents.claim_documents import POD_CLAIM
-    from fitter.planning.plan.claims import pod_claim
+    from fitter.output.documents.deployment_documents import POD_CLAIM
+    from fitter.planning.plan.pod_claim import pod_claim
 
     with answers.asking(-1):
         plan = api.fit(model_of(model, quant), **options.given(given))

@@ -30,11 +30,11 @@ def devices(as_json: bool | None, catalogue: bool | None, **given: Any) -> int:
         return _catalogue(as_json)
     from fitter import api
 
-    writer = "fitter.output.documents.device_documents" if as_json else "fitter.output.tables.plan_table"
+    writer = "fitter.output.documents.listing_documents" if as_json else "fitter.output.tables.plan_table"
     options.import_meanwhile(writer)
     infos, host = api.devices(**options.given(given))
     if as_json:
-        from fitter.output.documents.device_documents import DEVICES, Devices
+        from fitter.output.documents.listing_documents import DEVICES, Devices
 
         answers.print_json(DEVICES.write(Devices(infos, host)))
     else:
@@ -51,7 +51,7 @@ def devices(as_json: bool | None, catalogue: bool | None, **given: Any) -> int:
 
 def _catalogue(as_json: bool | None) -> int:
     from fitter.machine import gpu_catalogue as catalogue
-    from fitter.output.documents.device_documents import CATALOGUE, Catalogue
+    from fitter.output.documents.listing_documents import CATALOGUE, Catalogue
     from fitter.output.tables import plan_table
 
     gpus = catalogue.gpus().values()

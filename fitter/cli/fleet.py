@@ -51,7 +51,7 @@ def fleet(
     for problem in planned.problems:
         click.echo(f"fitter: does not fit: {problem}", err=True)
     if as_json:
-        from fitter.output.documents.fleet_document import FLEET
+        from fitter.output.documents.deployment_documents import FLEET
 
         answers.print_json(FLEET.write(planned))
     elif planned.fits and output_format:

@@ -70,7 +70,7 @@ def tune(
             )
         answers.report_problems(tuning.plan.problems)
         if as_json:
-            from fitter.output.documents.tuning_document import TUNING
+            from fitter.output.documents.checked_documents import TUNING
 
             answers.print_json(TUNING.write(tuning))
         elif tuning.plan.fits:

@@ -73,7 +73,7 @@ def verify(
         )
     answers.report_problems(verification.problems)
     if as_json:
-        from fitter.output.documents.verification_document import VERIFICATION
+        from fitter.output.documents.checked_documents import VERIFICATION
 
         answers.print_json(VERIFICATION.write(verification))
     elif verification.fits:

@@ -23,8 +23,7 @@ import fitter
 from fitter.api.planner import Planner
 from fitter.errors import FitterError, ModelError, TimeLimitError, UsageError, WorkerError
 from fitter.machine import gpu_catalogue
-from fitter.output.documents.device_documents import CATALOGUE, Catalogue
-from fitter.output.documents.shape_document import SHAPES, Shapes
+from fitter.output.documents.listing_documents import CATALOGUE, SHAPES, Catalogue, Shapes
 from fitter.planning.plan.layer_map import LayerMap
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.request import Progress

@@ -13,7 +13,7 @@ import yaml
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, Row, TensorBuftOverride
-from fitter.output.documents.claim_documents import DEVICE_CLAIM, POD_CLAIM
+from fitter.output.documents.deployment_documents import DEVICE_CLAIM, POD_CLAIM
 from fitter.output.formats import render
 from fitter.planning.plan.claims import DeviceClaim, claim_name, least_bandwidth, pod_claim
 from fitter.planning.plan.plan import Plan, PoolUse, SharedUse

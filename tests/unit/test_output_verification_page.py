@@ -9,8 +9,8 @@ from html import unescape
 
 import pytest
 
+from fitter.output.documents.checked_documents import VERIFICATION
 from fitter.output.documents.document import dumps
-from fitter.output.documents.verification_document import VERIFICATION
 from fitter.output.pages.verification_page import verification_page
 from fitter.planning.plan.plan import Problem
 from fitter.planning.plan.verified import Verification

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fitter.llama.types import Breakdown, Params, Row
-from fitter.output.documents.verification_document import VERIFICATION
+from fitter.output.documents.checked_documents import VERIFICATION
 from fitter.output.tables import plan_table
 from fitter.output.tables.verification_table import verification_table
 from fitter.planning.checked.verification import Reading, Sizes, compare_rows, growth_of, server_use

@@ -7,7 +7,7 @@ import pytest
 
 from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, Row
-from fitter.output.documents.verification_document import VERIFICATION
+from fitter.output.documents.checked_documents import VERIFICATION
 from fitter.planning.checked.verification import compare, verify
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.plan.verified import MemoryUse, Verification

@@ -13,8 +13,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import Breakdown, LlamaCpp, Params, Row
 from fitter.model.files.source import show
 from fitter.output.arguments import arguments
-from fitter.output.documents.document import SCHEMA, Key, document, four_digits, rounded
-from fitter.output.documents.entry import Entry
+from fitter.output.documents.document import SCHEMA, Entry, Key, document, four_digits, rounded
 from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, of_a_load
 from fitter.parameters.table import SHARED as SHARED_SECTION

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fitter.output.documents.verification_document import VERIFICATION
+from fitter.output.documents.checked_documents import VERIFICATION
 from fitter.output.pages.page import page
 from fitter.output.tables.verification_table import LATER, taken_text, verdict
 from fitter.planning.plan.verified import KINDS, Verification

@@ -1,13 +1,20 @@
-"""The documents of ``fitter devices --json``, with ``--catalogue`` and without."""
+"""The documents of ``fitter devices --json``, with ``--catalogue`` and without, and of ``shapes --json``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from fitter.llama.types import DeviceInfo
-from fitter.machine.gpu_catalogue import CatalogueGpu, Sources
-from fitter.output.documents.calibration_document import CAPABILITY
+from fitter.machine.gpu_catalogue import CatalogueGpu, Sources, capability_text
+from fitter.model.shapes.listing import ShapeInfo
 from fitter.output.documents.document import Key, document
+
+CAPABILITY = Key(
+    "compute_capability",
+    change=lambda number: capability_text(number) if number else None,
+    hint=str | None,
+    about="Such as 8.9 or gfx1100.",
+)
 
 
 @dataclass(frozen=True)
@@ -53,4 +60,26 @@ CATALOGUE = document(
         ),
     ),
     title="The GPUs that --gpu knows",
+)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Shapes that can be planned without a file."""
+
+    shapes: tuple[ShapeInfo, ...]
+    """Those that were asked for."""
+
+
+SHAPES = document(
+    Shapes,
+    Key(
+        "shapes",
+        of=document(
+            ShapeInfo,
+            *("name", "model", "title", "architecture", "parameters", "bytes", "type", "n_layer", "n_ctx_train"),
+            *("n_expert", "source", "config"),
+        ),
+    ),
+    title="The shapes that --shape knows",
 )

@@ -1,12 +1,42 @@
-"""The document of ``fitter verify --json``."""
+"""The documents of ``fitter calibrate``, ``verify`` and ``tune`` with ``--json``: what ran for real."""
 
 from __future__ import annotations
 
-from fitter.llama.types import Row
-from fitter.output.documents.document import Document, Key, document
-from fitter.output.documents.plan_document import BYTES, MODEL, PROBLEM, SHARED, params_to_dict
+import math
+
+from fitter.llama.types import Row, VirtualDevice
+from fitter.output.documents.document import Document, Key, document, four_digits, rounded
+from fitter.output.documents.listing_documents import CAPABILITY
+from fitter.output.documents.plan_document import BYTES, MODEL, PLAN, PROBLEM, SHARED, params_to_dict
+from fitter.planning.checked.calibration import Calibration, Comparison, DeviceCalibration, Difference
+from fitter.planning.checked.tuning import Tuning, TuningRun
 from fitter.planning.plan.verified import LaterUse, MemoryGrowth, MemoryUse, ServerUse, Verification, VerifiedRow
 from fitter.planning.request.summary import ModelSummary
+
+CALIBRATION = document(
+    Calibration,
+    Key("exact", "is_exact"),
+    Key(
+        "devices",
+        of=document(
+            DeviceCalibration,
+            *(Key(name, f"info.{name}") for name in ("name", "description", "backend", "total", "free")),
+            Key("twin", of=document(VirtualDevice, Key("profile", about="How the twin behaves."), CAPABILITY)),
+            *("context", "outside", "margin"),
+        ),
+    ),
+    Key(
+        "comparisons",
+        of=document(
+            Comparison,
+            *("devices", "between", "loads"),
+            Key("differences", of=document(Difference, "model", "configuration", "what", "real", "other")),
+        ),
+    ),
+    "stored",
+    title="A calibration",
+)
+
 
 _SIZES = document(Row, *BYTES)
 
@@ -96,4 +126,38 @@ VERIFICATION = document(
         ),
     ),
     title="A plan that was loaded for real",
+)
+
+
+_RUN = document(
+    TuningRun,
+    Key("changes", "text"),
+    Key("arguments", "words", about="Arguments of llama-server beyond those of the plan."),
+    "environment",
+    rounded("estimated"),
+    Key(
+        "seconds",
+        change=lambda seconds: None if math.isinf(seconds) else four_digits(seconds),
+        hint=float | None,
+        about="Measured seconds of a turn, in the median; null where it failed.",
+    ),
+    *map(rounded, ("spread", "prompt", "step")),
+    "hit_rate",
+    "acceptance",
+    "others",
+    Key("doubt", about="Why something else than the plan decided the times, so that they are not stored."),
+    "problem",
+)
+
+TUNING = document(
+    Tuning,
+    "server",
+    Key("runs", of=_RUN),
+    Key("best", of=_RUN),
+    Key("plan", of=document(PLAN.kind, *PLAN.keys), about="The plan of the best run."),
+    "left",
+    "stored",
+    "cut",
+    Key("tuned", change=four_digits, hint=float | None, about="tuned"),
+    title="A tuning",
 )

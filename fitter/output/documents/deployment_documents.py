@@ -1,10 +1,12 @@
-"""The document of ``fitter fleet --json`` and ``Fleet.to_dict``."""
+"""The documents of what runs plans: ``fitter fleet --json``, and the claims of ``fitter claim``."""
 
 from __future__ import annotations
 
-from fitter.output.documents.document import Key, document, rounded
+from fitter.output.documents.document import Key, document, four_digits, rounded
 from fitter.output.documents.plan_document import PLAN
 from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
+from fitter.planning.plan.device_claim import DeviceClaim
+from fitter.planning.plan.pod_claim import PodClaim
 
 FLEET = document(
     Fleet,
@@ -31,4 +33,31 @@ FLEET = document(
     "dummy_loads",
     "problems",
     title="A fleet",
+)
+
+
+DEVICE_CLAIM = document(
+    DeviceClaim,
+    "model",
+    Key("claimName", "name"),
+    Key("quant", "file_type"),
+    Key("weightsGb", "weights_gb"),
+    Key("memoryGi", "memory_gib"),
+    Key("minBandwidthGBs", "bandwidth_gb"),
+    Key("minTps", "min_tps", change=four_digits),
+    Key("efficiencyPct", "efficiency"),
+    Key("resolverVersion", "version"),
+    title="A claim for a device, of llama-fitter",
+)
+
+POD_CLAIM = document(
+    PodClaim,
+    Key("claimName", "name"),
+    "memory",
+    "planned",
+    "process",
+    "devices",
+    Key("requests", "quantities"),
+    Key("limits", "quantities"),
+    title="A claim for a pod, of llama-fitter",
 )
