@@ -59,7 +59,7 @@ def calibrate(model: str | None, as_json: bool | None, verbose: int, no_store: b
 
         answers.print_json(CALIBRATION.write(calibration))
     else:
-        from fitter.output.tables.calibration_table import calibration_table
+        from fitter.output.tables.checked_tables import calibration_table
 
         answers.print_table(calibration_table(calibration))
     return EXIT_FITS if calibration.is_exact else EXIT_REGRESSION

@@ -74,7 +74,7 @@ def tune(
 
             answers.print_json(TUNING.write(tuning))
         elif tuning.plan.fits:
-            from fitter.output.tables.tuning_table import tuning_table
+            from fitter.output.tables.checked_tables import tuning_table
 
             answers.print_table(tuning_table(tuning))
             click.echo(tune_plan.command_line(tuning))

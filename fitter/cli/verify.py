@@ -77,7 +77,7 @@ def verify(
 
         answers.print_json(VERIFICATION.write(verification))
     elif verification.fits:
-        from fitter.output.tables.verification_table import verification_table
+        from fitter.output.tables.checked_tables import verification_table
 
         answers.print_table(verification_table(verification))
     if page_file is not None:

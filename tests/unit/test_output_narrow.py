@@ -12,7 +12,7 @@ import pytest
 
 from fitter.llama.types import DeviceInfo
 from fitter.output.tables import exploration_table, plan_table, quantizations_table, repository_table
-from fitter.output.tables.calibration_table import calibration_table
+from fitter.output.tables.checked_tables import calibration_table
 from fitter.output.tables.narrow import short_name
 from fitter.planning.plan.plan import Plan
 from fitter.planning.tables.exploration import Exploration, ExploredCell

@@ -11,8 +11,8 @@ from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.gpu_catalogue import CatalogueGpu, Sources
 from fitter.output.progress import Step, progress
 from fitter.output.tables import plan_table
-from fitter.output.tables.calibration_table import calibration_table
-from fitter.output.tables.pool_lines import pool_lines
+from fitter.output.tables.checked_tables import calibration_table
+from fitter.output.tables.plan_facts import pool_lines
 from fitter.output.units import speed
 from fitter.planning.plan.plan import Alternative, Plan, Problem
 from fitter.planning.plan.real_load import with_real_load

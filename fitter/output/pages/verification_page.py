@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fitter.output.documents.checked_documents import VERIFICATION
 from fitter.output.pages.page import page
-from fitter.output.tables.verification_table import LATER, taken_text, verdict
+from fitter.output.tables.checked_tables import LATER, taken_text, verdict
 from fitter.planning.plan.verified import KINDS, Verification
 
 

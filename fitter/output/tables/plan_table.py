@@ -26,12 +26,12 @@ from fitter.output.tables.plan_facts import (
     in_use_text,
     inputs_text,
     layers,
+    pool_lines,
     reduced,
     shared_places,
     turns_warnings,
     warnings,
 )
-from fitter.output.tables.pool_lines import pool_lines
 from fitter.output.units import dummy_loads, scaled, speed
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.placing.host_flags import flags_among

@@ -1,17 +1,26 @@
-"""The result of ``fitter verify`` as a table."""
+"""The results of ``fitter verify``, ``calibrate`` and ``tune`` as tables: what ran for real."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from fitter.output.tables.narrow import table_of
+from fitter.machine.gpu_catalogue import capability_text
+from fitter.model.files.source import show
+from fitter.output.tables.narrow import NarrowTable, table_of
+from fitter.output.units import duration, speed
+from fitter.planning.checked.tuning import is_quicker
 from fitter.text import MIB, human, mib, printable
 
 if TYPE_CHECKING:
+    from fitter.planning.checked.calibration import Calibration, Comparison
+    from fitter.planning.checked.tuning import Tuning, TuningRun
     from fitter.planning.plan.verified import Kind, ServerUse, Verification, VerifiedRow
 
 
@@ -143,3 +152,114 @@ def verdict(verification: Verification) -> Text:
         text, style = "less than predicted", "bold green"
     words = (f"{each.buffer_type} {each.kind} {each.more:+,} bytes" for each in exceeding or differences)
     return Text.assemble((text, style), ": ", ", ".join(words), overflow="fold")
+
+
+_NAMES = "description"
+
+
+def calibration_table(calibration: Calibration) -> RenderableType:
+    """Draw the result of ``fitter calibrate``: the devices, the comparisons, every number that differs."""
+    spare = ("free", "MiB: total", _NAMES, "twin")
+    columns = ("MiB: total", "free", "context", "outside", "margin")
+    devices = table_of("device", *columns, spare=spare, names=_NAMES)
+    devices.add_column("twin")
+    devices.add_column(_NAMES, overflow="fold")
+    for device in calibration.devices:
+        info, twin = device.info, device.twin
+        sizes = (info.total, info.free, device.context, device.outside, device.margin)
+        profile = "-" if twin is None else twin.profile
+        if twin is not None and twin.compute_capability:
+            profile += f" {capability_text(twin.compute_capability)}"
+        devices.add_row(info.name, *map(mib, sizes), profile, info.description)
+    parts: list[RenderableType] = [
+        devices,
+        Text(
+            "context: memory that a process takes just by using the device. outside: memory that a loaded model takes\n"
+            "beyond that and beyond llama.cpp's own count. margin: memory that a fit leaves free by default."
+        ),
+        Text(),
+    ]
+    parts += [Text(_comparison(comparison)) for comparison in calibration.comparisons]
+    if not calibration.is_exact:
+        parts += [Text(), _differences(calibration)]
+    if calibration.stored is not None:
+        parts += [Text(), Text(f"stored in {show(calibration.stored)}", overflow="fold")]
+    return Group(*parts)
+
+
+def _comparison(comparison: Comparison) -> str:
+    names = ",".join(comparison.devices)
+    sides = {
+        "twin": f"{names} and virtual twin{'s' * (len(comparison.devices) > 1)}",
+        "real load": f"{names}, loaded for real and as a dummy",
+    }
+    differing = {(difference.model, difference.configuration) for difference in comparison.differences}
+    loads = "1 load" if comparison.loads == 1 else f"{comparison.loads} loads"
+    verdict = f"bytes differ in {len(differing)}" if differing else "no byte differs"
+    return f"{sides[comparison.between]}: {loads}, {verdict}"
+
+
+def _differences(calibration: Calibration) -> Table:
+    table = NarrowTable(spare=("against", "devices", "other", "model", "configuration"), fold=16)
+    for column in ("devices", "against", "model", "configuration", "what"):
+        table.add_column(column, overflow="fold")
+    for column in ("bytes: real", "other", "difference"):
+        table.add_column(column, justify="right", overflow="fold")
+    for comparison in calibration.comparisons:
+        for each in comparison.differences:
+            more = f"{each.other - each.real:+d}" if isinstance(each.real, int) and isinstance(each.other, int) else ""
+            where = (",".join(comparison.devices), comparison.between, each.model, each.configuration, each.what)
+            table.add_row(*where, str(each.real), str(each.other), more)
+    return table
+
+
+def tuning_table(tuning: Tuning) -> RenderableType:
+    """Draw all runs with estimated and measured times, and what won."""
+    table = table_of(
+        "s a turn", "± s", "estimated", "t/s prompt", "t/s each", spare=("± s", "estimated"), names="tried"
+    )
+    table.add_column("tried", overflow="fold")
+    table.add_column("", style="dim", overflow="fold")
+    for run in tuning.runs:
+        numbers = ["-"] * 5
+        if not run.problem:
+            numbers = [f"{run.seconds:.3g}", f"{run.spread:.2g}", f"{run.estimated:.3g}"]
+            numbers += [speed(1 / each) if each else "-" for each in (run.prompt, run.step)]
+        table.add_row(*numbers, printable(run.text), _note(run, tuning))
+    return Group(table, *(Text(line, overflow="fold") for line in _lines(tuning)))
+
+
+def _note(run: TuningRun, tuning: Tuning) -> str:
+    notes = [printable(run.problem)] if run.problem else []
+    if run is tuning.best:
+        notes.append("best")
+    elif not run.problem and not is_quicker(tuning.best, run):
+        notes.append("as quick as the best, within noise")
+    if run.doubt:
+        notes.append(run.doubt)
+    if run.hit_rate is not None:
+        notes.append(f"experts found: {run.hit_rate:.0%}")
+    if run.acceptance is not None:
+        notes.append(f"drafts accepted: {run.acceptance:.0%}")
+    return ", ".join(notes)
+
+
+def _lines(tuning: Tuning) -> list[str]:
+    first, best = tuning.runs[0], tuning.best
+    if best is first:
+        lines = ["nothing that was tried is quicker than the plan beyond noise"]
+    else:
+        lines = [f"{printable(best.text)}: {1 - best.seconds / first.seconds:.0%} less time than the plan"]
+    if tuning.left:
+        lines.append(f"not tried, for want of time (--minutes): {printable(', '.join(tuning.left))}")
+    if tuning.cut:
+        lines.append(f"measured with {tuning.cut}")
+    if doubted := [run for run in tuning.runs if not run.problem and run.doubt]:
+        whose = "none" if len(doubted) == len(tuning.runs) else f"{len(doubted)} of {len(tuning.runs)} runs not"
+        why = f"since something else decided the times ({doubted[0].doubt}): tune again on an idle machine"
+        lines.append(f"{whose} stored, {why}")
+    if tuning.stored and tuning.tuned and not math.isinf(best.seconds):
+        lines.append(
+            f"stored in {show(Path(tuning.stored))}: later plans estimate {duration(tuning.tuned)} for the best"
+        )
+    return lines
