@@ -1,7 +1,7 @@
-"""Text from outside, made safe to show: names in a header, paths, llama.cpp's log, files of a repository.
+"""Text for people: numbers with units, and text from outside, made safe to show.
 
-Only for showing. What is opened, matched or passed to llama.cpp stays unchanged. Quotes, Markdown's escapes and so on
-are added by the code that writes such a format.
+Names in a header, paths, lines of llama.cpp and files of a repository come from outside. Only shown text changes: what
+is opened, matched or passed to llama.cpp stays as it is. The code that writes quotes, Markdown and so on escapes it.
 """
 
 from __future__ import annotations
@@ -69,3 +69,27 @@ def mib(size: int | None) -> str:
 def mib_up(size: int) -> int:
     """Convert ``size`` from bytes to whole MiB, rounded up, for memory that is needed or missing."""
     return -(-size // MIB)
+
+
+def scaled(figure: float | None, unit: int) -> str:
+    """Write ``figure`` in ``unit``, with one decimal below 100: ``1008``, ``31.5``; ``-`` if unknown."""
+    return "-" if figure is None else f"{figure / unit:.{0 if figure >= 100 * unit else 1}f}"
+
+
+def dummy_loads(count: int) -> str:
+    """Write ``1 dummy load``, ``2 dummy loads``."""
+    return "1 dummy load" if count == 1 else f"{count} dummy loads"
+
+
+def duration(seconds: float) -> str:
+    """Write ``seconds`` to three digits: ``1,240 s``, ``12.3 s``, ``0.25 s``, ``4.17 ms``."""
+    if seconds >= 100:
+        return f"{float(f'{seconds:.3g}'):,.0f} s"
+    return f"{seconds:.3g} s" if seconds >= 0.1 or not seconds else f"{1000 * seconds:.3g} ms"
+
+
+def speed(tokens_per_second: float) -> str:
+    """Write tokens per second to three digits: ``1,240``, ``38``, ``2.19``, ``0.56``."""
+    if tokens_per_second >= 100:
+        return f"{float(f'{tokens_per_second:.3g}'):,.0f}"
+    return f"{tokens_per_second:.3g}"

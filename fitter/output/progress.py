@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
-from fitter.output.units import dummy_loads
-from fitter.text import printable
+from fitter.text import dummy_loads, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION, EXIT_USAGE
-from fitter.output.units import speed
 from fitter.regression.check_cases import CaseResult
 from fitter.regression.compare import Cause, Move, Unit, change, missing
 from fitter.regression.measuring import Measured
 from fitter.regression.regression_documents import CHECK, Check
-from fitter.storage import replace_document
-from fitter.text import human, printable
+from fitter.storage.files import replace_document
+from fitter.text import human, printable, speed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

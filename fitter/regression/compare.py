@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fitter.llama.types import TensorBuftOverride
-from fitter.output.units import speed
 from fitter.regression.cases import Budget, Case
 from fitter.regression.headers import expand
 from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, LockedPool, Memory, Snapshot
-from fitter.text import human, printable
+from fitter.text import human, printable, speed
 
 Unit = Literal["bytes", "tokens", "layers", "tokens/s", ""]
 _NAMED = 6

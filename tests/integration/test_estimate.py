@@ -15,7 +15,7 @@ import fitter
 from fitter import Price
 from fitter.errors import UsageError
 from fitter.llama.client import Worker
-from fitter.output.units import speed
+from fitter.text import speed
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 

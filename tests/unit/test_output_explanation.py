@@ -9,11 +9,11 @@ import math
 from fitter.output.documents.plan_document import to_dict
 from fitter.output.tables import plan_table
 from fitter.output.tables.explanation import default_speeds, explain_lines, explanation, far_lines
-from fitter.output.units import duration
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.pricing.pricing import SpeedSource
 from fitter.planning.speed.cost import Part
 from fitter.planning.speed.explain import Bound, Choice, Reason
+from fitter.text import duration
 from tests.support.cases import cases, named_cases
 from tests.support.plans import make_plan, make_price
 

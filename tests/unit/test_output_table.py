@@ -13,7 +13,6 @@ from fitter.output.progress import Step, progress
 from fitter.output.tables import plan_table
 from fitter.output.tables.checked_tables import calibration_table
 from fitter.output.tables.plan_facts import pool_lines
-from fitter.output.units import speed
 from fitter.planning.plan.plan import Alternative, Plan, Problem
 from fitter.planning.plan.real_load import with_real_load
 from fitter.planning.pricing.pricing import SpeedSource
@@ -21,6 +20,7 @@ from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import PoolUse, Setting, SharedUse
 from fitter.planning.speed.cost import Workload
 from fitter.programs.later import Later
+from fitter.text import speed
 from tests.support.answers import CALIBRATION, INSPECTION, Terminal
 from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, make_plan, make_price, reserving, shared_use

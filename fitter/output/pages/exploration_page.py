@@ -17,8 +17,7 @@ from fitter.output.arguments import placeholder, shell_line
 from fitter.output.pages import page
 from fitter.output.pictures.drawing import text
 from fitter.output.tables.exploration_table import file_names
-from fitter.output.units import speed
-from fitter.text import human
+from fitter.text import human, speed
 
 _AXES = {
     "model": "model",

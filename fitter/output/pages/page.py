@@ -15,8 +15,7 @@ from fitter.installation import install_command
 from fitter.output.documents.document import dumps
 from fitter.output.pictures import drawing
 from fitter.output.pictures.drawing import NARROW, WIDE
-from fitter.output.units import duration, speed
-from fitter.text import human, printable
+from fitter.text import duration, human, printable, speed
 
 if TYPE_CHECKING:
     from jinja2 import Environment

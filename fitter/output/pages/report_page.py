@@ -23,7 +23,6 @@ from fitter.output.pictures.drawing import WIDE
 from fitter.output.tables.explanation import default_speeds, explain_lines, far_lines
 from fitter.output.tables.plan_facts import full_context, in_use_text, pool_lines, turns_warnings
 from fitter.output.tables.plan_table import later_text, parameter_lines, shared_text, work_text
-from fitter.output.units import dummy_loads, duration, speed
 from fitter.parameters.targets import FORMATS
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap
 from fitter.planning.plan.plan import Alternative, Plan, resolved
@@ -31,7 +30,7 @@ from fitter.planning.plan.turns import Turns
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.tables.parameter_rows import ContextPoint
 from fitter.programs import SERVER
-from fitter.text import MIB, human, printable
+from fitter.text import MIB, dummy_loads, duration, human, printable, speed
 
 if TYPE_CHECKING:
     from fitter.output.pictures.curves import Chart

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fitter.output.pages.page import fragment
 from fitter.output.pages.report_page import Fact, command_entry
 from fitter.output.tables.repository_table import lines_below
-from fitter.output.units import speed
-from fitter.text import human
+from fitter.text import human, speed
 
 if TYPE_CHECKING:
     from fitter.planning.tables.file_rows import Repository, RepositoryFile

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fitter.output.pictures.curves import drawn, labelled_ticks, new_chart
-from fitter.output.units import speed
-from fitter.text import human, printable
+from fitter.text import human, printable, speed
 
 _MOST = 12
 """Most charts of a page; a larger grid has only its table."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fitter.output.pictures.drawing import BOLD, EDGE, Part, fitting, svg, text
-from fitter.output.units import speed
-from fitter.text import human
+from fitter.text import human, speed
 
 _BAR = 12
 

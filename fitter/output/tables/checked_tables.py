@@ -14,9 +14,8 @@ from rich.text import Text
 from fitter.machine.gpu_catalogue import capability_text
 from fitter.model.files.source import show
 from fitter.output.tables.narrow import NarrowTable, table_of
-from fitter.output.units import duration, speed
 from fitter.planning.checked.tuning import is_quicker
-from fitter.text import MIB, human, mib, printable
+from fitter.text import MIB, duration, human, mib, printable, speed
 
 if TYPE_CHECKING:
     from fitter.planning.checked.calibration import Calibration, Comparison

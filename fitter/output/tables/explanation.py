@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from fitter.output.units import duration
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.pricing import Price, SpeedSource
 from fitter.planning.speed.cost import Part
 from fitter.planning.speed.explain import Bound, Choice, Reason
-from fitter.text import human
+from fitter.text import duration, human
 
 _NAMED_PARTS = 3
 

@@ -18,9 +18,8 @@ from fitter.output.arguments import command_line
 from fitter.output.documents.document import dumps
 from fitter.output.documents.exploration_document import CELL, EXPLORATION
 from fitter.output.tables.narrow import NarrowTable
-from fitter.output.units import speed
-from fitter.storage import replace_document
-from fitter.text import human, mib, printable
+from fitter.storage.files import replace_document
+from fitter.text import human, mib, printable, speed
 
 if TYPE_CHECKING:
     from fitter.planning.tables.exploration import Exploration, ExploredAnswer, ExploredCell

@@ -9,9 +9,8 @@ from rich.text import Text
 
 from fitter.output.tables.narrow import NarrowTable
 from fitter.output.tables.plan_table import text_of
-from fitter.output.units import speed
 from fitter.planning.plan.plan import resolved
-from fitter.text import human, mib
+from fitter.text import human, mib, speed
 
 if TYPE_CHECKING:
     from fitter.planning.fleet.fleet import Fleet, FleetModel

@@ -9,7 +9,6 @@ from pathlib import PurePath
 
 from fitter.llama.build.virtual_backends import SIMULATED
 from fitter.llama.types import Params
-from fitter.output.units import duration, speed
 from fitter.parameters.table import of_a_load
 from fitter.planning.plan.layer_map import HOST_NAME
 from fitter.planning.plan.plan import Plan
@@ -18,7 +17,7 @@ from fitter.planning.pricing.pricing import Price, SpeedAt
 from fitter.planning.request.constraints import context_of_a_sequence
 from fitter.planning.request.request import DEFAULT_MARGIN
 from fitter.planning.request.summary import DeviceUse, HostUse, SharedUse
-from fitter.text import MIB, human, mib_up, printable
+from fitter.text import MIB, duration, human, mib_up, printable, speed
 
 _LABELS = {"draft": "draft", "mtp": "draft", "ngram": "draft", "lora": "LoRA", "reserve": "reserved"}
 """Labels of what a plan has room for beyond the model; its kind for all others."""

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from fitter.output.arguments import arguments, command_line
 from fitter.output.tables.narrow import NarrowTable
-from fitter.output.units import speed
-from fitter.text import human, mib, printable
+from fitter.text import human, mib, printable, speed
 
 if TYPE_CHECKING:
     from fitter.planning.plan.plan import Plan

@@ -32,7 +32,6 @@ from fitter.output.tables.plan_facts import (
     turns_warnings,
     warnings,
 )
-from fitter.output.units import dummy_loads, scaled, speed
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.placing.host_flags import flags_among
 from fitter.planning.plan.layer_map import HOST_NAME
@@ -42,7 +41,7 @@ from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.session import Session
 from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, SharedUse
 from fitter.programs.later import Later
-from fitter.text import LONGEST_NAME, MIB, as_log_line, human, mib, printable
+from fitter.text import LONGEST_NAME, MIB, as_log_line, dummy_loads, human, mib, printable, scaled, speed
 
 if TYPE_CHECKING:
     from fitter.machine.gpu_catalogue import CatalogueGpu

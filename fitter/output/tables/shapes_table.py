@@ -10,9 +10,8 @@ from rich.text import Text
 
 from fitter.output.arguments import command_line
 from fitter.output.tables.narrow import NarrowTable
-from fitter.output.units import speed
 from fitter.parameters.table import USEFUL_SPEED
-from fitter.text import human, mib, printable
+from fitter.text import human, mib, printable, speed
 
 if TYPE_CHECKING:
     from fitter.model.shapes.catalogue import ShapeInfo
