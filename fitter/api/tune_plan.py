@@ -18,8 +18,7 @@ from fitter.errors import LlamaCppError, PlanError, TimeLimitError, UsageError
 from fitter.machine.bandwidth import key_of, this_host
 from fitter.machine.measured import factors_of, read_tuned, store_tuned, tuned_document, tuned_rows
 from fitter.model import location
-from fitter.output.arguments import arguments, command, shell_line
-from fitter.output.option_values import with_absolute_paths
+from fitter.output.arguments import arguments, command, shell_line, with_absolute_paths
 from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Fitting
 from fitter.planning.checked.tuning import (

@@ -14,18 +14,11 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Array, DeviceInfo, Params
 from fitter.machine.host import host_memory
 from fitter.model.header import Model
-from fitter.output.option_values import with_absolute_paths
-from fitter.planning.checked import verification
-from fitter.planning.checked.verification import (
-    DRAFTS,
-    Reading,
-    Sizes,
-    check_devices,
-    compare_rows,
-    free_of,
-    growth_of,
-    problems_now,
-)
+from fitter.output.arguments import with_absolute_paths
+from fitter.planning.checked import server_verification
+from fitter.planning.checked.server_growth import Reading, growth_of
+from fitter.planning.checked.server_verification import DRAFTS, Sizes, compare_rows
+from fitter.planning.checked.verification import check_devices, free_of, problems_now
 from fitter.planning.plan.plan import Plan, resolved
 from fitter.planning.plan.verified import MemoryGrowth, MemoryUse, Verification, VerifiedRow
 from fitter.planning.request.request import Progress

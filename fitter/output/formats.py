@@ -7,7 +7,8 @@ one line without quotes. ``NAME_anyway(plan)`` leaves out what the format cannot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -81,3 +82,31 @@ def _writer(name: str, kind: str) -> Any:
     home, target = next(each for each in TARGETS.items() if name in {**each[1].formats, **each[1].fleets})
     module = import_module(f"fitter.programs.{home}.text" if target.programs else f"fitter.programs.{home}")
     return getattr(module, f"{name.replace('-', '_')}_{kind}", None)
+
+
+MOST_SAID = 12
+"""Most sets of models that a comment lists."""
+
+
+def distinct(fleet: Fleet, safe: Callable[[str], str]) -> dict[str, str]:
+    """Map each model's name to a safe one.
+
+    Args:
+        fleet: The fleet.
+        safe: Makes a name safe.
+
+    Raises:
+        PlanError: Two models would have the same name.
+    """
+    names: dict[str, str] = {}
+    for model in fleet.models:
+        name = safe(model.name)
+        if other := next((other for other, its_name in names.items() if its_name == name), None):
+            raise PlanError(f"this format would call both '{other}' and '{model.name}' {name}: rename one of them")
+        names[model.name] = name
+    return names
+
+
+def file_name(name: str) -> str:
+    """Replace every character but ASCII letters, digits, ``_``, ``.`` and ``-``; begin with a letter or digit."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).lstrip("_.-") or "model"

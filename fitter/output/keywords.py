@@ -7,7 +7,7 @@ from typing import Any
 
 from fitter.errors import PlanError
 from fitter.llama.types import Params
-from fitter.output.option_values import option_values
+from fitter.output.arguments import option_values
 from fitter.parameters.kinds import Kind, Paths, Texts
 from fitter.parameters.table import MAX_SEQUENCES, PARAMETERS, SHARED, LoadKeywords, Parameter, of_a_load, taken_by
 from fitter.planning.placing.host_flags import flags_among

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fitter.errors import PlanError
-from fitter.output.arguments import check_line
-from fitter.output.fleet_names import distinct, file_name
-from fitter.output.option_values import OptionValue, split_files, with_absolute_paths
+from fitter.output.arguments import OptionValue, check_line, split_files, with_absolute_paths
+from fitter.output.formats import distinct, file_name
 from fitter.planning.fleet.fleet import Fleet
 from fitter.planning.plan.plan import Plan
 

@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
-from fitter.output.arguments import check_line
-from fitter.output.fleet_names import MOST_SAID, distinct, file_name
-from fitter.output.option_values import with_absolute_paths
+from fitter.output.arguments import check_line, with_absolute_paths
+from fitter.output.formats import MOST_SAID, distinct, file_name
 from fitter.planning.fleet.fleet import Fleet, FleetModel
 from fitter.programs.compose import PORT
 

@@ -26,7 +26,7 @@ from fitter.errors import PlanError
 from fitter.llama.processes import wire
 from fitter.llama.types import Breakdown, Lora, Params, Row, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
-from fitter.output import formats, option_values
+from fitter.output import arguments, formats
 from fitter.parameters.targets import FORMATS, PROGRAMS
 from fitter.parameters.values import plain_pattern
 from fitter.planning.placing.host_flags import flags_among
@@ -314,7 +314,7 @@ def test_upstream_has_every_option_by_every_name(reader: Path, tmp_path: Path) -
     values |= {"load-mode": "none", "cache-type-v-draft": "q8_0", "lora-scaled": "a.gguf:2"}
     # the pinned llama.cpp lacks three of them
     newer = ("moe-cache-mib", "n-cpu-ffn", "spec-draft-n-ubatch")
-    for option in (each for each in option_values.options().values() if each.key not in newer):
+    for option in (each for each in arguments.options().values() if each.key not in newer):
         value = option.value or values.get(option.key, "7")
         for key in filter(None, (option.key, option.env)):
             file = tmp_path / "one.ini"

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
+from fitter.output.arguments import with_absolute_paths
 from fitter.output.formats import render_fleet
-from fitter.output.option_values import with_absolute_paths
 from fitter.parameters.targets import FLEET_FORMATS
 from fitter.planning.fleet.fleet import Fleet
 from fitter.planning.plan.plan import Plan

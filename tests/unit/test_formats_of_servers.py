@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fitter.errors import PlanError
 from fitter.llama.types import Params, TensorBuftOverride
-from fitter.output.option_values import with_absolute_paths
+from fitter.output.arguments import with_absolute_paths
 from fitter.planning.plan.plan import Plan, SharedUse
 from tests.formats import modelfile
 from tests.support.cases import cases, named_cases

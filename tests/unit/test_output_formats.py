@@ -16,7 +16,7 @@ import yaml
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
-from fitter.output import formats, option_values
+from fitter.output import arguments, formats
 from fitter.parameters.targets import FORMATS, OWN_FORMATS
 from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.plan.plan import Plan, Problem
@@ -232,7 +232,7 @@ def test_a_pattern_that_llama_cpp_would_cut_is_refused(name: str) -> None:
 
 
 def test_an_argument_that_no_table_knows_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(option_values, "arguments", lambda plan: ["-c", "512", "--surprise", "1"])
+    monkeypatch.setattr(arguments, "arguments", lambda plan: ["-c", "512", "--surprise", "1"])
     for name in ("ini", "env", "ik_llama", "llama-swap", "compose", "ollama"):
         with pytest.raises(PlanError, match="this format cannot express --surprise"):
             render(make_plan(), name)
@@ -241,7 +241,7 @@ def test_an_argument_that_no_table_knows_is_not_left_out(monkeypatch: pytest.Mon
 def test_other_files_have_whole_paths_too(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        option_values, "arguments", lambda plan: ["-md", "draft.gguf", "--lora-scaled", "a.gguf:2,/b.gguf:1"]
+        arguments, "arguments", lambda plan: ["-md", "draft.gguf", "--lora-scaled", "a.gguf:2,/b.gguf:1"]
     )
     lines = render(plan_at("model.gguf"), "ini").splitlines()
     assert f"model-draft = {tmp_path}/draft.gguf" in lines

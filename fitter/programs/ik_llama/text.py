@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fitter.errors import PlanError
 from fitter.llama.types import TensorBuftOverride
-from fitter.output.option_values import OptionValue, check_is_for, option_values
+from fitter.output.arguments import OptionValue, check_is_for, option_values
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.layer_map import placement_of
 from fitter.planning.plan.plan import Plan

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fitter.errors import PlanError
-from fitter.output.arguments import arguments, shell_line
-from fitter.output.fleet_names import distinct
-from fitter.output.option_values import OptionValue, with_absolute_paths
+from fitter.output.arguments import OptionValue, arguments, shell_line, with_absolute_paths
+from fitter.output.formats import distinct
 from fitter.planning.plan.plan import Plan
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ import shlex
 from collections import Counter
 
 from fitter.errors import PlanError
-from fitter.output.arguments import check_line
-from fitter.output.fleet_names import MOST_SAID
-from fitter.output.option_values import with_absolute_paths
+from fitter.output.arguments import check_line, with_absolute_paths
+from fitter.output.formats import MOST_SAID
 from fitter.planning.fleet.fleet import Fleet
 from fitter.planning.plan.plan import Plan
 from fitter.programs.llama_server.text import section

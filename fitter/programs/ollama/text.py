@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fitter.errors import PlanError
-from fitter.output.arguments import check_line
-from fitter.output.option_values import (
+from fitter.output.arguments import (
     OptionValue,
     check_is_for,
+    check_line,
     option_values,
     split_files,
     with_absolute_paths,
