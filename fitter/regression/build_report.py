@@ -292,7 +292,7 @@ def to_csv(compared: Sequence[Compared], builds: Sequence[str]) -> str:
 
 def to_svg(compared: Sequence[Compared], builds: Sequence[str]) -> str:
     """Draw the change of each case since its first build, on devices and on the host."""
-    from fitter.output.pictures.chart import chart
+    from fitter.output.pictures.change_pictures import chart
 
     panels = [_panel(each) for each in compared if first_of(each) is not None]
     first = labels(builds)[0]
@@ -301,7 +301,7 @@ def to_svg(compared: Sequence[Compared], builds: Sequence[str]) -> str:
 
 
 def _panel(each: Compared) -> Any:
-    from fitter.output.pictures.chart import Line, Panel
+    from fitter.output.pictures.change_pictures import Line, Panel
 
     first = first_of(each)
     assert first is not None

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fitter.output.pictures.bars import bars_svg
 from fitter.output.pictures.drawing import NARROW, WIDE
+from fitter.output.pictures.plan_pictures import bars_svg
 from tests.support.cases import cases, named_cases
 
 GIB = 2**30

@@ -23,9 +23,9 @@ from fitter.output.pages.report_page import (
     plan_panel,
     plan_picture,
 )
+from fitter.output.pictures.change_pictures import moves_svg
 from fitter.output.pictures.curves import charts, tokens
 from fitter.output.pictures.drawing import BOLD, NARROW, WIDE
-from fitter.output.pictures.moves_picture import moves_svg
 from fitter.parameters.targets import FORMATS
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap, MapCell
 from fitter.planning.plan.plan import Problem

@@ -17,7 +17,7 @@ from fitter.llama.types import (
     TensorInfo,
 )
 from fitter.model.header import Model
-from fitter.output.pictures.layer_picture import Run, layer_svg, runs
+from fitter.output.pictures.plan_pictures import Run, layer_svg, runs
 from fitter.planning.plan.layer_map import LayerMap, MapCell, map_of
 from fitter.planning.plan.plan import Plan
 from tests.support.cases import cases, named_cases

@@ -16,7 +16,7 @@ from fitter.api import compare_builds
 from fitter.api.compare_builds import OnBuild, load_keywords
 from fitter.errors import LibraryError, LlamaCppError, UsageError
 from fitter.llama.types import Row, TensorBuftOverride
-from fitter.output.pictures import chart
+from fitter.output.pictures import change_pictures
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.regression import build_report
 from fitter.regression.build_comparison import (
@@ -438,8 +438,8 @@ def test_the_picture_has_a_panel_for_each_case() -> None:
 
 
 def test_a_line_stops_where_nothing_was_measured() -> None:
-    panel = chart.Panel("a", "", (chart.Line((0.0, None, 2.0, 1.0), "1"),), (1,))
-    text = chart.chart("t", ("x",), "bad", ("1", "2", "3", "4"), (panel,))
+    panel = change_pictures.Panel("a", "", (change_pictures.Line((0.0, None, 2.0, 1.0), "1"),), (1,))
+    text = change_pictures.chart("t", ("x",), "bad", ("1", "2", "3", "4"), (panel,))
     (line,) = [part for part in text.split('"') if part.startswith("M") and "L" in part]
     assert line.count("M") == 2 and line.count("L") == 1
 
@@ -453,9 +453,9 @@ def test_a_peak_is_named() -> None:
 
 
 def test_long_names_of_steps_leave_room() -> None:
-    panel = chart.Panel("a", "", (chart.Line((0.0,) * 9, ""),))
+    panel = change_pictures.Panel("a", "", (change_pictures.Line((0.0,) * 9, ""),))
     for steps, shown in ((("b1",) * 9, 9), (("a long name",) * 9, 2)):
-        assert chart.chart("t", ("x",), "bad", steps, (panel,)).count(f">{steps[0]}<") == shown
+        assert change_pictures.chart("t", ("x",), "bad", steps, (panel,)).count(f">{steps[0]}<") == shown
 
 
 def test_nothing_in_a_name_acts() -> None:

@@ -18,7 +18,7 @@ from fitter.output.arguments import arguments, command, command_line, placeholde
 from fitter.output.documents.plan_document import to_dict
 from fitter.output.formats import is_unquoted, words
 from fitter.output.pages.page import fragment, page, pictures
-from fitter.output.pictures import bars, drawing, layer_picture
+from fitter.output.pictures import drawing, plan_pictures
 from fitter.output.pictures.drawing import WIDE
 from fitter.output.tables.explanation import default_speeds, explain_lines, far_lines
 from fitter.output.tables.plan_facts import full_context, in_use_text, pool_lines, turns_warnings
@@ -141,11 +141,11 @@ def _shared_values(
         "facts": _facts(plan),
         "work": None if plan.turns is None else _work(plan.turns, say),
         "uses": _uses(document, plan),
-        "memory_pictures": pictures(lambda width: bars.bars_svg(document, width=width, is_alone=False)),
+        "memory_pictures": pictures(lambda width: plan_pictures.bars_svg(document, width=width, is_alone=False)),
         "layers": None if layer_map is None else _layers(layer_map),
         "map_pictures": ()
         if layer_map is None
-        else pictures(lambda width: layer_picture.layer_svg(layer_map, width=width, is_alone=False)),
+        else pictures(lambda width: plan_pictures.layer_svg(layer_map, width=width, is_alone=False)),
         "formats": [{**each, "problem": say(each["problem"])} for each in _formats(plan, formats)] if plan.fits else [],
         "remarks": list(map(say, _remarks(plan, layer_map, notes))),
         "why": _explanation(plan, say),
@@ -159,11 +159,11 @@ def _shared_values(
 
 def plan_picture(plan: Mapping[str, Any], title: str = "", layer_map: LayerMap | None = None) -> str:
     """Draw a plan, given as its JSON document, as SVG: its memory, and the places of its layers if known."""
-    parts = [*bars.bars(plan)]
+    parts = [*plan_pictures.bars(plan)]
     if layer_map is not None:
         heading = f'<text class="name" x="{drawing.EDGE}" y="14">where each layer is</text>'
-        parts += [drawing.Part((heading,), 26), *layer_picture.layer_picture(layer_map)]
-    label = f"{title}: {bars.said(plan)}" if title else bars.said(plan)
+        parts += [drawing.Part((heading,), 26), *plan_pictures.layer_picture(layer_map)]
+    label = f"{title}: {plan_pictures.said(plan)}" if title else plan_pictures.said(plan)
     return drawing.svg(parts, label, title=title)
 
 
@@ -174,20 +174,20 @@ def plan_fragment(plan: Plan) -> str:
     title = f"{plan.model.name} {verdict}, {resolved(plan).n_ctx:,} tokens of context"
     style = f"<style>{drawing.STYLE}</style>"
     problems = "".join(f"<p>{drawing.text(problem.message, None)}</p>" for problem in plan.problems)
-    picture = bars.bars_svg(document, title, is_alone=False)
+    picture = plan_pictures.bars_svg(document, title, is_alone=False)
     return f'<div style="max-width: {WIDE}px">{style}{picture}{problems}</div>'
 
 
 def check_page(document: Mapping[str, Any], causes: Mapping[str, Sequence[str]], summary: str) -> str:
     """Draw the page of a check: its JSON document, possible causes of each case's differences, and a summary."""
-    from fitter.output.pictures import moves_picture
+    from fitter.output.pictures import change_pictures
 
     cases = [
         {
             **case,
             "causes": causes.get(case["name"], ()),
-            "moves": [moves_picture.row_of(move) for move in case["moves"]],
-            "pictures": pictures(partial(moves_picture.moves_svg, case["moves"])),
+            "moves": [change_pictures.row_of(move) for move in case["moves"]],
+            "pictures": pictures(partial(change_pictures.moves_svg, case["moves"])),
         }
         for case in document["cases"]
     ]
@@ -245,7 +245,7 @@ def _work(turns: Turns, say: Callable[[str], str]) -> dict[str, Any]:
 def _uses(document: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """Return the table of devices, host and pools: columns, and a row of bytes for each."""
     in_use = {**{use.name: in_use_text(use) for use in plan.devices}, HOST_NAME: in_use_text(plan.host)}
-    places = bars.shown(document)
+    places = plan_pictures.shown(document)
     columns = [(key, name) for key, name in _COLUMNS if key not in _RARE or any(use.get(key, 0) for use in places)]
     lacking = {problem["device"] for problem in document["problems"]}
     rows = [
@@ -265,7 +265,7 @@ def _layers(layer_map: LayerMap) -> list[tuple[str, list[tuple[str, list[tuple[s
     """Return the map as rows: the group, and for each run of layers the places with their bytes."""
     return [
         (group, [(run.layers(layer_map.n_layer), list(run.bytes)) for run in members])
-        for group, members in layer_picture.by_place(layer_map).items()
+        for group, members in plan_pictures.by_place(layer_map).items()
     ]
 
 

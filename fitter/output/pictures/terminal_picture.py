@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from fitter.output.pictures.bars import PARTS, parts_of, shown
+from fitter.output.pictures.plan_pictures import PARTS, parts_of, shown
 from fitter.output.tables.narrow import short_name
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap
 from fitter.text import human, printable
