@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fitter import programs
-from fitter.api.call_worker import questions_of, worker_for
+from fitter.api.call_worker import ask_in_threads, questions_of, worker_for
 from fitter.api.checked_call import checked_worker_call
+from fitter.api.measure_load import without_timeout
 from fitter.api.quantizations import check_speed, plan_type
-from fitter.api.repeat_load import without_timeout
-from fitter.api.worker_pool import ask_in_threads
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.header.gguf_writer import Tensor

@@ -1,14 +1,13 @@
-"""The worker that answers one call: the caller's own, or a new one that ends with the call."""
+"""The workers that answer a call: the caller's own, or new ones that end with the call; and its tokenizers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fitter.api.tokenizer_check import tokenizer_check
 from fitter.errors import ExpertCacheError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Layout, Params, VirtualDevice
@@ -224,3 +223,86 @@ def one_load(ask: Ask, model: str, given: Worker | None, on_log: Callable[[str],
             used = with_main_gpu(choose(every, params.devices), params.split_mode, params.main_gpu)
             pinned_by(params, opened, used, every, worker.match)
         yield OneLoad(worker, opened, params)
+
+
+class TokenizerCheck:
+    """The tokenizers of a call's models.
+
+    One that this llama.cpp has not read before is read while the search goes on, in another process; where only one
+    process may use the devices, it is read at the end.
+
+    Args:
+        worker: The worker of the call.
+        is_alone: Whether no other process may load llama.cpp.
+    """
+
+    def __init__(self, worker: Worker, *, is_alone: bool) -> None:
+        self._worker, self._is_alone = worker, is_alone
+        self._unread: list[str] = []
+        self._others = ExitStack()
+        self._begun: list[Worker] = []
+
+    def begin(self, model: Model) -> None:
+        """Start to read the tokenizer of ``model``. Raises ``LlamaCppError`` where llama.cpp refuses a small one."""
+        path = str(model.path)
+        if self._worker.is_tokenizer_read(path):
+            return
+        if self._is_alone:
+            self._unread.append(path)
+            return
+        other = self._others.enter_context(self._worker.without_devices())
+        other.begin_tokenizer(path)
+        self._begun.append(other)
+
+    def finish(self) -> None:
+        """Wait until all are read. Raises ``LlamaCppError`` with llama.cpp's reason where it refuses one."""
+        for path in self._unread:
+            self._worker.begin_tokenizer(path)
+            self._worker.finish_tokenizer()
+        for other in self._begun:
+            other.finish_tokenizer()
+            other.dismiss()
+        self._unread, self._begun = [], []
+
+    def close(self) -> None:
+        """End the processes that still read."""
+        self._others.close()
+
+
+@contextmanager
+def tokenizer_check(worker: Worker, *, is_alone: bool) -> Iterator[TokenizerCheck]:
+    """Check tokenizers in the ``with`` block; its end waits for them, unless an error ends it."""
+    check = TokenizerCheck(worker, is_alone=is_alone)
+    try:
+        yield check
+        check.finish()
+    finally:
+        check.close()
+
+
+def ask_in_threads(
+    workers: Sequence[Worker], ask: Callable[[Worker], object], stop: Callable[[], object], *, dismiss: bool = True
+) -> None:
+    """Call ``ask`` with every worker, each call in a thread, and wait until all have returned.
+
+    Args:
+        workers: Started workers: only one thread at a time may take a process that was started early.
+        ask: Asks one worker all remaining questions.
+        stop: Called after the first error; makes the other calls return.
+        dismiss: Whether to dismiss the workers after an error.
+
+    Raises:
+        Exception: The first error of ``ask``.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        try:
+            for done in [pool.submit(ask, worker) for worker in workers]:
+                done.result()
+        except BaseException:
+            # the pool waits for its threads, so they must end
+            stop()
+            for worker in workers if dismiss else ():
+                worker.dismiss()
+            raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fitter import api
 from fitter.api.checked_call import checked_worker_call
-from fitter.api.repeat_load import load_keywords, missing_of, without_timeout
+from fitter.api.measure_load import load_keywords, missing_of, without_timeout
 from fitter.errors import FitterError, UsageError
 from fitter.llama.build.build_folder import find
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker

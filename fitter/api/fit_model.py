@@ -11,14 +11,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from fitter import programs, system
-from fitter.api.call_worker import answering, fetch_all, limited, questions_of, with_addresses, worker_for
+from fitter.api.call_worker import (
+    answering,
+    fetch_all,
+    limited,
+    questions_of,
+    tokenizer_check,
+    with_addresses,
+    worker_for,
+)
 from fitter.api.checked_call import checked_worker_call
 from fitter.api.longest_input import longest_input
 from fitter.api.program_rules import attempts_of, reserve_more, with_own_split
 from fitter.api.questions import MODES, PlanAnswer, Questions
 from fitter.api.server_memory import ServerMemory, facts_of_program
 from fitter.api.shared_models import Drafts, check_mtp, choices, open_draft, other_plans
-from fitter.api.tokenizer_check import tokenizer_check
 from fitter.llama.client import Worker
 from fitter.llama.types import RPC
 from fitter.llama.worker import process

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from fitter.api.call_worker import fetch
+from fitter.api.call_worker import fetch, tokenizer_check
 from fitter.api.checked_call import checked_call
-from fitter.api.tokenizer_check import tokenizer_check
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Params
 from fitter.model.header import open_model

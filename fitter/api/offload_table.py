@@ -10,10 +10,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fitter.api.call_worker import OneLoad, one_load, worker_for
+from fitter.api.call_worker import OneLoad, ask_in_threads, one_load, worker_for
 from fitter.api.checked_call import checked_worker_call
 from fitter.api.shared_models import check_drafts_alone
-from fitter.api.worker_pool import ask_in_threads
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, DeviceInfo, Params, Row
 from fitter.machine.machine import choose

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fitter import api, programs
 from fitter.api.call_worker import fetch, worker_for
 from fitter.api.checked_call import checked_worker_call
-from fitter.api.repeat_load import without_timeout
+from fitter.api.measure_load import without_timeout
 from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError, WorkerError
 from fitter.llama.client import Worker
 from fitter.model.header import Model, open_model

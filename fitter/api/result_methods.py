@@ -61,11 +61,10 @@ def explanation(plan: Plan) -> str:
 
 def llama_kwargs(plan: Plan) -> dict[str, Any]:
     """Return keyword arguments for ``llama_cpp.Llama``."""
-    from fitter.api.measure_load import measure
-    from fitter.api.repeat_load import with_every_output
+    from fitter.api.measure_load import with_every_output
     from fitter.output.keywords import llama_kwargs
 
-    return llama_kwargs(with_every_output(plan, measure))
+    return llama_kwargs(with_every_output(plan))
 
 
 def load(plan: Plan, kwargs: Mapping[str, Any]) -> Llama:

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from fitter.api.fleet_candidates import ModelPlanner, PlannedWay, room_of
-from fitter.api.repeat_load import fit_keywords_of
+from fitter.api.measure_load import fit_keywords_of
 from fitter.errors import PlanError, UsageError
 from fitter.parameters.table import BesideKeywords, ForKeywords, LoadKeywords, ServerKeywords, of_a_case, taken_by
 from fitter.planning.fleet.fleet import Fleet

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import fitter
-from fitter.api.call_worker import answering
-from fitter.api.worker_pool import ask_in_threads
+from fitter.api.call_worker import answering, ask_in_threads
 from fitter.errors import FitterError, LlamaCppError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Row, Skeleton, VirtualDevice
