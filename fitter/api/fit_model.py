@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -21,11 +21,10 @@ from fitter.api.call_worker import (
     worker_for,
 )
 from fitter.api.checked_call import checked_worker_call
-from fitter.api.longest_input import longest_input
-from fitter.api.program_rules import attempts_of, reserve_more, with_own_split
-from fitter.api.questions import MODES, PlanAnswer, Questions
+from fitter.api.questions import MODES, PlanAnswer, Questions, attempts_of, with_own_split
 from fitter.api.server_memory import ServerMemory, facts_of_program
 from fitter.api.shared_models import Drafts, check_mtp, choices, open_draft, other_plans
+from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.client import Worker
 from fitter.llama.types import RPC
 from fitter.llama.worker import process
@@ -36,9 +35,11 @@ from fitter.model.files import source
 from fitter.model.header import Model, open_model
 from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Fitting
-from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.real_load import with_its_mode, with_real_load
+from fitter.planning.plan.load_mode import with_its_mode
+from fitter.planning.plan.plan import Plan, is_on_devices
+from fitter.planning.plan.real_load import with_real_load
 from fitter.planning.plan.request_of_machine import limits_beside, request_of
+from fitter.planning.pricing.objective import best_pair, longest_for
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import check_margins
 from fitter.planning.request.request import Progress, Request
@@ -50,7 +51,8 @@ from fitter.planning.speed import cost
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_LATER = (partial(import_module, "fitter.llama.build.virtual_backends"), gpu_catalogue.gpus, cost.default)
+
+_LATER = (partial(import_module, "fitter.llama.build.compared"), gpu_catalogue.gpus, cost.default)
 """What the first plan of a process needs after its first load."""
 
 
@@ -171,7 +173,7 @@ def fit(
                     asked.with_one_slot(known_of_program) if alternatives else None,
                 )
 
-            plan = longest_input(request, partial(server_memory.fitted, fit=fitted))
+            plan = _longest_input(request, partial(server_memory.fitted, fit=fitted))
             plan = server_memory.with_turns(plan, request)
             is_free = known_of_program.has_load_mode and "load_mode" not in asked.given
             plan = with_its_mode(plan, request, opened, is_free=is_free)
@@ -183,7 +185,7 @@ def fit(
         attempts = attempts_of(ask, opened, machine)
         questions = Questions(ask, answer, {**first, **attempts[0][0].words}, deadline)
         questions.ask_of_program(attempts, first)
-        reserve_more(questions, ask, opened)
+        questions.reserve_more(opened)
         if is_split_open:
             questions.ask_of_modes()
         if ask.session is not None and programs.PROGRAMS[ask.program].is_server:
@@ -256,3 +258,52 @@ def _load_calls(worker: Worker, model: Model, skeleton: bool, drafts: Drafts | N
         shared_loads,
         until,
     )
+
+
+def _longest_input(request: Request, fit: Callable[[Request], Plan]) -> Plan:
+    """Fit ``request``; where batches hold a whole input, with the largest context that takes little longer than others.
+
+    Batches grow with the context there, and compute buffers with both. So contexts are fitted one by one: the model's
+    own, and halves of it down to one with all on devices, or the smallest one.
+
+    Raises:
+        FitterError: As ``fit`` raises it.
+    """
+    if not request.whole_inputs or "n_ctx" in request.fixed:
+        return fit(request)
+    plans: list[Plan] = []
+    has_devices = any(device.target > 0 for device in request.devices)
+    failed: LlamaCppError | TimeLimitError | None = None
+    for n_ctx in _contexts(request):
+        try:
+            plans.append(fit(request.with_context(n_ctx)))
+        except LlamaCppError as error:
+            # it may be too large for llama.cpp
+            failed = error
+            continue
+        except TimeLimitError as error:
+            failed = error
+            break
+        if plans[-1].fits and (not has_devices or is_on_devices(plans[-1])):
+            break
+    fitting = {
+        (plan.params.n_ctx, plan.estimate.seconds if plan.estimate else 0.0): plan for plan in plans if plan.fits
+    }
+    if not fitting and failed is not None:
+        raise failed
+    plan = plans[-1]
+    if fitting:
+        best = best_pair([*fitting], lambda quickest: longest_for(request.objective, request.context_cost, quickest))
+        plan = fitting[best]
+    loads = max(each.search.dummy_loads for each in plans)
+    seconds = sum(each.search.seconds for each in plans)
+    return replace(plan, search=replace(plan.search, dummy_loads=loads, seconds=seconds))
+
+
+def _contexts(request: Request) -> Iterator[int]:
+    """Yield the largest context, halves of it, and the smallest."""
+    n_ctx, step = request.n_ctx_max, request.alignment
+    while n_ctx > request.n_ctx_min:
+        yield n_ctx
+        n_ctx = n_ctx // 2 // step * step
+    yield request.n_ctx_min

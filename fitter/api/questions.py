@@ -1,6 +1,7 @@
 """The questions of a fit: the user's own, and the same with another split mode, fewer slots or other caches.
 
-One loop asks them, each with what won before, and keeps the best plan.
+One loop asks them, each with what won before, and keeps the best plan. A program that cuts layers by itself, or takes
+memory beside them, has questions of its own.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ from functools import partial
 from typing import Any
 
 from fitter.errors import LibraryError, LlamaCppError, TimeLimitError, UsageError, WorkerError
+from fitter.llama.client import Worker
+from fitter.machine.machine import Machine
+from fitter.machine.memory_pools import used_by_default
+from fitter.model.header import Model
+from fitter.planning.placing.layer_sizes import cache_layer
+from fitter.planning.plan.layer_map import placement_of
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.objective import GAIN, best_pair, longest_for, seconds_for
 from fitter.planning.pricing.split_price import pipelined
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.session import Session
+from fitter.planning.request.shared import parse_reserve
 from fitter.planning.speed.explain import Choice
-from fitter.programs import Attempt
+from fitter.programs import PROGRAMS, Attempt
 from fitter.text import mib_up
 
 MODES = ("layer", "tensor")
@@ -26,6 +34,9 @@ MODES = ("layer", "tensor")
 
 _CLEARLY = 0.1
 """The share of a turn that a plan must save to be chosen: estimated turns are off by a sixth."""
+
+_RESERVES = 3
+"""So many plans at most reserve what the program takes beside llama.cpp."""
 
 _OF_SLOTS = frozenset({"n_seq_max", "kv_unified", "kv_unified_per_slot"})
 
@@ -126,11 +137,27 @@ class Questions:
         self._best, self.words = (found or lacking)[0]
         self._first = self._best
 
-    def reserve(self, sizes: Mapping[str, int]) -> None:
-        """Plan again with ``sizes`` reserved. Raises ``FitterError`` as ``answer`` does."""
-        self.words = {**self.words, "reserve": dict(sizes)}
-        self.are_more = True
-        self._first = self._best = self._answer(self.words)
+    def reserve_more(self, model: Model) -> None:
+        """Plan again with room for what the program takes beside llama.cpp's weights, if it takes any.
+
+        Raises:
+            FitterError: As ``answer`` does.
+        """
+        sizes = PROGRAMS[self._ask.program].more(model)
+        reserved: dict[str, int] = {}
+        for _ in range(_RESERVES if sizes else 0):
+            plan = self.plan
+            taken = _taken(sizes, plan)
+            if all(size <= reserved.get(name, 0) for name, size in taken.items()) or not plan.fits:
+                return
+            # a layer more, since a reservation may move one
+            wanted = {name: size + max(sizes.values()) for name, size in taken.items()}
+            reserved = {name: max(reserved.get(name, 0), wanted.get(name, 0)) for name in (*reserved, *wanted)}
+            own = parse_reserve(self._ask.sharing.reserve)
+            both = {name: own.get(name, 0) + reserved.get(name, 0) for name in (*own, *reserved)}
+            self.words = {**self.words, "reserve": both}
+            self.are_more = True
+            self._first = self._best = self._answer(self.words)
 
     def _attempted(self, words: _Words) -> PlanAnswer | None:
         try:
@@ -268,3 +295,45 @@ def _conversations_of(plan: Plan) -> str:
     slots = plan.params.n_seq_max
     more = f"{' in one cache' * plan.params.kv_unified}{' with --swa-full' * plan.params.swa_full}"
     return f"{slots} slot{'s' * (slots > 1)}{more}"
+
+
+def attempts_of(ask: Ask, model: Model, machine: Machine) -> list[list[Attempt]]:
+    """List the groups of plans to make for the program of ``ask``."""
+    devices = used_by_default(machine.devices)
+    if ask.named is not None:
+        devices = tuple(device for name in ask.named for device in machine.devices if device.name == name)
+    if ask.load.split_mode == "none":
+        devices = devices[ask.main_gpu : ask.main_gpu + 1]
+    free = {device.name: device.free for device in devices}
+    return PROGRAMS[ask.program].attempts(model, free, ask.set_words)
+
+
+def _taken(sizes: Mapping[int, int], plan: Plan) -> dict[str, int]:
+    homes = placement_of(plan, plan.n_layer + 1).homes
+    names = plan.breakdown.devices
+    taken: dict[str, int] = {}
+    for layer, size in sizes.items():
+        if homes[layer] >= 0:
+            taken[names[homes[layer]]] = taken.get(names[homes[layer]], 0) + size
+    return taken
+
+
+def with_own_split(plan: Plan, model: Model, worker: Worker) -> Plan:
+    """Add the shares with which the program cuts layers like ``plan``, or a note where none do."""
+    if len(plan.breakdown.devices) < 2 or plan.params.split_mode != "layer" or not plan.params.n_gpu_layers:
+        return plan
+
+    def caches() -> list[int]:
+        sizes = [0] * model.n_layer
+        for cache in worker.caches(model.skeleton, plan.params).caches:
+            for tensor in cache.tensors:
+                if (layer := cache_layer(tensor.name, -1)) >= 0:
+                    sizes[layer] += tensor.row_bytes * tensor.rows * tensor.planes
+        return sizes
+
+    program = PROGRAMS[plan.program]
+    split = program.split(model, plan.params, caches, placement_of(plan, plan.n_layer + 1).counts)
+    if split is None:
+        note = f"no -ts of {program.title} cuts layers like this plan: use one device less (-dev), or another -c"
+        return replace(plan, notes=(*plan.notes, note))
+    return replace(plan, own_split=tuple(split))
