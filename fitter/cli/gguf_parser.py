@@ -65,7 +65,7 @@ def gguf_parser(as_json: bool | None, in_mib: bool | None, **given: Any) -> int:
     servers of --rpc, which count as CUDA cards. Of the document the estimate and the name of the architecture are
     printed; fitter inspect shows metadata and tensors.
     """
-    from fitter.api.offload_table import offload_table
+    from fitter.api.gpu_layers import offload_table
     from fitter.model.files.http_ranges import sending
 
     platform = footprint(given["platform_footprint"])

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import fitter
-from fitter.api.gpu_layers import least_free
-from fitter.api.offload_table import offload_table
+from fitter.api.gpu_layers import least_free, offload_table
 from fitter.llama.client import Worker
 from fitter.planning.placing.placement import counts_for_split
 from tests.support.cases import named_cases

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fitter.api import offload_table as module
-from fitter.api.offload_table import offload_table
+from fitter.api import gpu_layers as module
+from fitter.api.gpu_layers import offload_table
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Skeleton
 from fitter.planning.tables.parameter_rows import OffloadRow

@@ -1,4 +1,4 @@
-"""A call of gguf-parser as a call of ``fitter.api.offload_table``."""
+"""A call of gguf-parser as a call of ``fitter.api.gpu_layers``."""
 
 from __future__ import annotations
 
