@@ -6,18 +6,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from fitter.api.calibrate_devices import calibrate
+    from fitter.api.device_calls import calibrate, devices
     from fitter.api.fit_model import fit
     from fitter.api.inspect_model import inspect
-    from fitter.api.list_devices import devices
     from fitter.api.measure_load import estimate, measure
     from fitter.api.verify_plan import verify
     from fitter.planning.plan.plan import Plan
 
 _HOMES = {
     "Plan": "fitter.planning.plan.plan",
-    "calibrate": "fitter.api.calibrate_devices",
-    "devices": "fitter.api.list_devices",
+    "calibrate": "fitter.api.device_calls",
+    "devices": "fitter.api.device_calls",
     "estimate": "fitter.api.measure_load",
     "fit": "fitter.api.fit_model",
     "inspect": "fitter.api.inspect_model",

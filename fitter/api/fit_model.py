@@ -210,7 +210,7 @@ def fit(
     by = answering(ask.virtual, ask.profile, worker.llama_cpp_for(ask.llama_cpp))
     notes = virtual_backends.notes(ask.virtual, by, llama_cpp.ggml, llama_cpp.commit)
     if not (ask.is_described or ask.rpc or ask.named is not None or ask.load.n_gpu_layers == 0):
-        from fitter.api.list_devices import why_no_gpu
+        from fitter.api.device_calls import why_no_gpu
 
         why = why_no_gpu(machine.devices, worker.llama_cpp_for(ask.llama_cpp))
         notes = (why, *notes) if why else notes

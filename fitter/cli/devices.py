@@ -42,7 +42,7 @@ def devices(as_json: bool | None, catalogue: bool | None, **given: Any) -> int:
 
         answers.print_table(plan_table.devices_table(infos, host))
     if not (given["gpus"] or given["rpc"]):
-        from fitter.api.list_devices import why_no_gpu
+        from fitter.api.device_calls import why_no_gpu
 
         if problem := why_no_gpu(infos, given["llama_cpp"]):
             click.echo(f"fitter: warning: {problem}", err=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fitter import api
-from fitter.api import calibrate_devices, call_worker
+from fitter.api import call_worker, device_calls
 from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDevice
@@ -165,7 +165,7 @@ class StandIn(Worker):
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[StandIn]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for module in (calibrate_devices, call_worker):
+    for module in (device_calls, call_worker):
         monkeypatch.setattr(module, "Worker", StandIn)
     monkeypatch.setattr(StandIn, "processes", 0)
     return StandIn
