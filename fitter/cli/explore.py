@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fitter.cli import answers, completion, options
+from fitter.cli import answers, options, typed_words
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, UsageError
 from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PROGRAM, SPEED
 
@@ -88,7 +88,7 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     _GRID,
     "machines",
     "--gpu",
-    shell_complete=completion.complete_gpus,
+    shell_complete=typed_words.complete_gpus,
     multiple=True,
     metavar="SPEC",
     brief="A machine: rtx-4090, '2x rtx-3090', none.",
@@ -117,7 +117,7 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     _GRID,
     "types",
     "--type",
-    shell_complete=completion.complete_types,
+    shell_complete=typed_words.complete_types,
     multiple=True,
     metavar="LIST",
     brief="File types, such as Q4_K_M,Q8_0.",

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fitter.cli import answers, options
-from fitter.cli.command_help import HelpCommand
+from fitter.cli.group import HelpCommand
 from fitter.errors import EXIT_FITS
 from fitter.programs.gguf_parser import OPTIONS, document, footprint, table
 from fitter.programs.gguf_parser.calls import headers, keywords

@@ -12,8 +12,8 @@ from functools import cache
 import click
 
 from fitter.cli import options
-from fitter.cli.unknown_options import words_after
-from fitter.storage import read_data
+from fitter.cli.typed_words import words_after
+from fitter.storage.data_files import read_data
 
 _META = "fitter.llama_options"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fitter.cli import completion, options
+from fitter.cli import options, typed_words
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS
 
 _EPILOG = """\
@@ -20,7 +20,7 @@ measured and nothing was written, 5 the lock cannot be written.
 @click.command(cls=options.Command, epilog=_EPILOG)
 @click.option(
     "--update",
-    shell_complete=completion.complete_cases,
+    shell_complete=typed_words.complete_cases,
     multiple=True,
     metavar="CASE",
     cls=options.SectionOption,

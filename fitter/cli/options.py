@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fitter.cli import completion
-from fitter.cli.command_help import HelpCommand
-from fitter.cli.command_help import SectionOption as SectionOption
-from fitter.cli.unknown_options import check_model_option, of_fit, similar_option, with_meant_gpu
+from fitter.cli import typed_words
+from fitter.cli.group import HelpCommand
+from fitter.cli.group import SectionOption as SectionOption
+from fitter.cli.typed_words import check_model_option, of_fit, similar_option, with_meant_gpu
 from fitter.errors import UsageError
 from fitter.llama.worker import process
 from fitter.model.shapes.catalogue import CONFIG, DEFAULT_TYPE, SHAPE, named
@@ -150,7 +150,7 @@ _shape_options = stacked(
         _MODEL,
         "shape",
         "--shape",
-        shell_complete=completion.complete_shapes,
+        shell_complete=typed_words.complete_shapes,
         metavar="NAME[:TYPE]",
         brief="A well-known model without a file, by name.",
         help="A well-known model without a file, instead of MODEL: see fitter shapes. TYPE is a file type of "
@@ -177,7 +177,7 @@ shapes_option = _option(
     _MODEL,
     "shapes",
     "--shape",
-    shell_complete=completion.complete_shapes,
+    shell_complete=typed_words.complete_shapes,
     multiple=True,
     metavar="NAME[:TYPE]",
     brief="A well-known model without a file, by name.",
@@ -240,7 +240,7 @@ def _option_of(each: Parameter, **settings: Any) -> Callable[[_Function], _Funct
     if isinstance(kind, kinds.Path):
         all_settings["type"] = click.Path()
     if isinstance(kind, kinds.Gpus):
-        all_settings["shell_complete"] = completion.complete_gpus
+        all_settings["shell_complete"] = typed_words.complete_gpus
     all_settings |= settings
     return _option(all_settings.pop("section", each.section), each.name, *each.options, **all_settings)
 
@@ -411,7 +411,7 @@ selection_option = _option(
     _CASES,
     "expression",
     "-k",
-    shell_complete=completion.complete_cases,
+    shell_complete=typed_words.complete_cases,
     metavar="EXPRESSION",
     help="Only cases whose names match, such as 'chat or not q8'.",
 )
@@ -469,7 +469,7 @@ def _choice_options(section: str, types: str) -> Callable[[_Function], _Function
             "--type",
             multiple=True,
             callback=_split_commas,
-            shell_complete=completion.complete_types,
+            shell_complete=typed_words.complete_types,
             metavar="TYPE",
             brief="Only this file type, such as Q4_K_M.",
             help=types,

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from fitter import api
-from fitter.cli import main, unknown_options
+from fitter.cli import main, typed_words
 from fitter.cli.fit import fit
 from fitter.cli.llama_options import Used, all_options, split
 from fitter.llama.types import Params
@@ -24,7 +24,7 @@ NEWEST = {name: int(said.split()[0]) for names, said in known()["options"][1].it
 needs_source = pytest.mark.skipif(not SOURCE.exists(), reason="llama.cpp's source is not here")
 
 _CONTEXT = click.Context(fit, info_name="fitter fit")
-OWN = unknown_options.words_after(fit, _CONTEXT) | {"-h": 0, "--help": 0, "--usage": 0, "--version": 0}
+OWN = typed_words.words_after(fit, _CONTEXT) | {"-h": 0, "--help": 0, "--usage": 0, "--version": 0}
 """fitter's options, and those of the command itself."""
 
 OTHER_MEANING = {

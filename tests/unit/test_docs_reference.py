@@ -187,7 +187,7 @@ def test_all_of_it_is_in_the_site() -> None:
 @cases(True, False)
 def test_the_help_ends_with_where_all_of_it_is(is_published: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fitter.cli.group.IS_PUBLISHED", is_published)
-    monkeypatch.setattr("fitter.cli.command_help.IS_PUBLISHED", is_published)
+    monkeypatch.setattr("fitter.cli.group.IS_PUBLISHED", is_published)
     helps = [CliRunner().invoke(cli, words).output for words in (["--help"], ["fit", "--help"])]
     assert [DOCUMENTATION in text for text in helps] == [is_published] * 2
     project = parse_toml((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
