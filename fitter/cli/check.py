@@ -51,9 +51,7 @@ def check(
 
     path = cases_file or Path(CASES_FILE)
     if page_file is not None:
-        from fitter.cli import report_file
-
-        report_file.check({"--report": page_file}, path, lock_path(path, lock_file), others={"--junit": junit})
+        answers.check_files({"--report": page_file}, path, lock_path(path, lock_file), others={"--junit": junit})
     with counted(sys.stderr, "checking") as on_done:
         outcomes = measure(path, lock_file, on_done=on_done, **options.given(given))
     for line in check_report.error_lines(outcomes):
@@ -74,5 +72,5 @@ def check(
         check_report.write_junit(junit, outcomes)
     if page_file is not None:
         sys.stdout.flush()
-        report_file.write(page_file, check_report.page(outcomes))
+        answers.write_file(page_file, check_report.page(outcomes))
     return check_report.exit_status(outcomes)

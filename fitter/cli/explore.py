@@ -215,7 +215,6 @@ def explore(
     """
     from fitter import programs
     from fitter.api.explore import explore_grid
-    from fitter.cli import report_file
     from fitter.output import progress
     from fitter.output.tables import exploration_table
 
@@ -225,11 +224,11 @@ def explore(
         raise click.UsageError("no machine is given: name one with --gpu, such as rtx-4090 or '2x rtx-3090'")
     if output is not None:
         exploration_table.check_output(output)
-        report_file.check_place("-o", output)
+        answers.check_place("-o", output)
         if resume is not None and output.resolve() == resume.resolve():
             raise UsageError(f"-o {output} is the file of --resume too: name another one")
     if page_file is not None:
-        report_file.check({"--report": page_file}, *models, others={"-o": output, "--resume": resume})
+        answers.check_files({"--report": page_file}, *models, others={"-o": output, "--resume": resume})
     given["program"] = given["program"] or programs.chosen("llama-server")
     done = [0, 0]
     try:
@@ -264,5 +263,5 @@ def explore(
         from fitter.output.pages.exploration_page import exploration_page
 
         sys.stdout.flush()
-        report_file.write(page_file, exploration_page(exploration.to_dict()))
+        answers.write_file(page_file, exploration_page(exploration.to_dict()))
     return EXIT_FITS if exploration.fits else EXIT_DOES_NOT_FIT

@@ -91,9 +91,7 @@ def fit(
                 more = f": write --{typed.shown.replace('://', ' ')}"
             raise UsageError(f"{option} chooses among the models of a repository, and {model} is one model{more}")
     if page_file is not None:
-        from fitter.cli import report_file
-
-        report_file.check({"--report": page_file}, model)
+        answers.check_files({"--report": page_file}, model)
     output_format = "json" if as_json else output_format or _own_format(given["program"])
     # programs that read JSON ask for more than one plan by themselves
     is_wanted = output_format != "json" and verbose >= 0 if alternatives is None else alternatives

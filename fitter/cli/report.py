@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fitter.cli import answers, options, report_file
+from fitter.cli import answers, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, UsageError
 from fitter.parameters.table import PARAMETERS
 
@@ -49,7 +49,7 @@ def report(
     """
     if page_file is None and svg_file is None:
         raise UsageError("there is nothing to write: give -o report.html, or --svg plan.svg")
-    report_file.check({"-o": page_file, "--svg": svg_file}, model, may_print=True)
+    answers.check_files({"-o": page_file, "--svg": svg_file}, model, may_print=True)
     words = options.given(given)
     # the address of a model's config.json ends with .json too
     if model.lower().endswith(".json") and "://" not in model:
@@ -61,7 +61,7 @@ def report(
     with_contexts = not no_contexts and page_file is not None
     write(plan, where, page_file, svg_file, with_contexts=with_contexts, verbose=verbose)
     for file in (page_file, svg_file):
-        if file not in (None, report_file.STDOUT) and verbose >= 0:
+        if file not in (None, answers.STDOUT) and verbose >= 0:
             click.echo(f"fitter: wrote {file}", err=True)
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
 
@@ -99,6 +99,6 @@ def write(
     with answers.asking(min(verbose, 0)) as callbacks:
         extras = beside(plan, model, with_contexts=with_contexts, on_progress=callbacks["on_progress"])
     if page_file is not None:
-        report_file.write(page_file, pages.plan_page(plan, extras.layer_map, extras.contexts, extras.notes))
+        answers.write_file(page_file, pages.plan_page(plan, extras.layer_map, extras.contexts, extras.notes))
     if svg_file is not None:
-        report_file.write(svg_file, pages.plan_picture(plan.to_dict(), plan.model.name, extras.layer_map))
+        answers.write_file(svg_file, pages.plan_picture(plan.to_dict(), plan.model.name, extras.layer_map))

@@ -62,9 +62,7 @@ def verify(
         listed = ", ".join(f"--{PARAMETERS[other].long}" for other in others)
         raise UsageError(f"--plan already sets every parameter: leave {listed} out, or fit again with it")
     if page_file is not None:
-        from fitter.cli import report_file
-
-        report_file.check({"--report": page_file}, model, plan)
+        answers.check_files({"--report": page_file}, model, plan)
     from fitter import api
 
     with answers.asking(verbose, is_long=True) as callbacks:
@@ -84,7 +82,7 @@ def verify(
         from fitter.output.pages.verification_page import verification_page
 
         sys.stdout.flush()
-        report_file.write(page_file, verification_page(verification))
+        answers.write_file(page_file, verification_page(verification))
     if not verification.fits:
         return EXIT_DOES_NOT_FIT
     return EXIT_FITS if verification.holds else EXIT_REGRESSION

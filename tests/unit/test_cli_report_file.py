@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fitter.cli.report_file import STDOUT, check, write
+from fitter.cli.answers import STDOUT, check_files, write_file
 from fitter.errors import AnswerError, FitterError, UsageError
 from tests.support.cases import cases
 
@@ -39,14 +39,14 @@ def place(tmp_path: Path) -> Path:
 def test_where_it_cannot_go(name: str, place: Path) -> None:
     file, kind, message = WRONG[name]
     with pytest.raises(kind) as caught:
-        check({"--svg": place / file})
+        check_files({"--svg": place / file})
     assert str(caught.value) == f"--svg {place / file} cannot be written: {message.format(place)}"
 
 
 @cases("new.html", "kept.txt", "pipe", "folder/new.html")
 def test_where_it_can(file: str, place: Path) -> None:
     before = sorted(place.rglob("*"))
-    check({"--report": place / file, "--svg": None}, place / "model.gguf", None, "hf://org/repo/model.gguf")
+    check_files({"--report": place / file, "--svg": None}, place / "model.gguf", None, "hf://org/repo/model.gguf")
     assert sorted(place.rglob("*")) == before and (place / "kept.txt").read_text() == "kept"
 
 
@@ -57,38 +57,38 @@ def test_where_it_can(file: str, place: Path) -> None:
 )
 def test_what_it_may_not_replace(file: str, source: str, message: str, place: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        check({"-o": place / file}, place / source)
+        check_files({"-o": place / file}, place / source)
     assert str(caught.value) == f"-o {place / file} {message}"
 
 
 def test_a_file_is_written_once(place: Path) -> None:
     one, other = place / "one.html", place / "folder" / ".." / "one.html"
     with pytest.raises(UsageError) as caught:
-        check({"--report": one}, others={"--junit": other, "--csv": None})
+        check_files({"--report": one}, others={"--junit": other, "--csv": None})
     assert str(caught.value) == f"--report and --junit both name {other}: give each a file of its own"
 
 
 def test_stdout() -> None:
-    check({"-o": STDOUT}, may_print=True)
+    check_files({"-o": STDOUT}, may_print=True)
     for files, may_print in (({"--report": STDOUT}, False), ({"--svg": STDOUT}, True)):
         with pytest.raises(UsageError, match="-: stdout has what the command prints otherwise: name a file"):
-            check(files, may_print=may_print)
+            check_files(files, may_print=may_print)
 
 
 def test_a_directory_that_does_not_let_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # root may write everywhere
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != place / "folder")
     with pytest.raises(AnswerError, match=r"new\.html cannot be written: Permission denied: name another file"):
-        check({"--report": place / "folder" / "new.html"})
-    check({"--report": place / "new.html"})
+        check_files({"--report": place / "folder" / "new.html"})
+    check_files({"--report": place / "new.html"})
 
 
 def test_it_is_written_whole_or_not_at_all(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(place / "kept.txt", "new ä")
+    write_file(place / "kept.txt", "new ä")
     assert (place / "kept.txt").read_text(encoding="utf-8") == "new ä"
-    write(STDOUT, "page\n")
+    write_file(STDOUT, "page\n")
     assert capsys.readouterr().out == "page\n"
     before = sorted(place.rglob("*"))
     with pytest.raises(AnswerError, match="No space left on device"):
-        write(Path("/dev/full"), "page")
+        write_file(Path("/dev/full"), "page")
     assert sorted(place.rglob("*")) == before
