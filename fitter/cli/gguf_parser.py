@@ -10,8 +10,7 @@ import click
 from fitter.cli import answers, options
 from fitter.cli.group import HelpCommand
 from fitter.errors import EXIT_FITS
-from fitter.programs.gguf_parser import OPTIONS, document, footprint, table
-from fitter.programs.gguf_parser.calls import headers, keywords
+from fitter.programs.gguf_parser import OPTIONS, document, footprint, headers, keywords, table
 
 _EPILOG = """\
 Examples:

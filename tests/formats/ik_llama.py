@@ -1,7 +1,7 @@
 """Arguments as ik_llama.cpp parses them, by the list of its options in ``tests/data/ik_llama``, and how it cuts layers.
 
 The rule is that of its source at commit 8337e4c, with the lines of src/llama.cpp beside it, re-stated in numpy's
-numbers of 32 bits. fitter has one of its own (``fitter.programs.ik_llama.layers``), which takes caches from llama.cpp.
+numbers of 32 bits. fitter has one of its own (``fitter.programs.ik_llama``), which takes caches from llama.cpp.
 """
 
 from __future__ import annotations
