@@ -23,8 +23,8 @@ import fitter
 from fitter.api.tune_plan import text_of_turns
 from fitter.output.arguments import arguments
 from fitter.planning.plan.plan import Plan
+from fitter.programs.later import ENVIRONMENT
 from fitter.programs.running_server import Running, running
-from fitter.programs.server_process import ENVIRONMENT
 from fitter.programs.turn_runs import Load, take_turns
 from tools import shapes
 from tools.load_answers import read_table

@@ -25,9 +25,10 @@ import fitter
 from fitter.errors import LlamaCppError
 from fitter.planning.plan.claims import PodClaim, pod_claim
 from fitter.planning.plan.plan import Plan
+from fitter.planning.plan.pod_claim import PodClaim, pod_claim
+from fitter.programs.later import ENVIRONMENT
 from fitter.programs.prompts import feed
 from fitter.programs.running_server import running
-from fitter.programs.server_process import ENVIRONMENT
 from tools import upstream
 from tools.tiny import TINY_DENSE, TinyModel, write_tiny
 from tools.tiny_kinds import write_hybrid, write_swa

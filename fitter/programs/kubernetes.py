@@ -11,7 +11,7 @@ from fitter.errors import PlanError
 from fitter.planning.plan.claims import PodClaim, pod_claim
 from fitter.planning.plan.plan import Plan
 from fitter.programs.compose import PORT, Container, container
-from fitter.programs.server_process import ENVIRONMENT
+from fitter.programs.later import ENVIRONMENT
 
 _HEALTH = {"httpGet": {"path": "/health", "port": "http"}}
 _PROBES = {

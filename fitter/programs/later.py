@@ -1,10 +1,17 @@
-"""Host memory that a program takes after the load, while it is used. Bytes."""
+"""Host memory that a program takes beside the load of a model: its process, outputs, what grows in use. Bytes.
+
+``later.toml`` has the figures of a process, with their sources.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fitter.programs.facts import Facts
+from fitter.storage.data_files import read_data
 from fitter.text import MIB
 
 
@@ -130,3 +137,66 @@ def reduce_to(wanted: ServerCaches, room: int, *, is_cache_fixed: bool, are_chec
             rest = left - (reduced.prompt_cache or 0)
             reduced = replace(reduced, ctx_checkpoints=min(wanted.ctx_checkpoints, rest // one))
     return reduced
+
+
+_FLOAT = _TOKEN = 4
+
+
+def output_bytes(
+    n_outputs: int,
+    n_vocab: int,
+    *,
+    n_embd: int = 0,
+    n_embd_of_batch: int = 0,
+    n_batch: int = 0,
+    has_samplers: bool = False,
+) -> int:
+    """Compute the bytes for logits and embeddings of a batch, which the breakdown of a load does not have.
+
+    A context starts with a row for each sequence, and allocates a larger buffer when a batch needs more
+    (``llama_context::output_reserve``).
+
+    Args:
+        n_outputs: Tokens with an output; at least the number of sequences.
+        n_vocab: Tokens of the vocabulary.
+        n_embd: Elements of each embedding, if requested.
+        n_embd_of_batch: Elements for each token of the batch, if the model's own layers draft
+            (``llama_set_embeddings_nextn``).
+        n_batch: Tokens of the batch.
+        has_samplers: Whether samplers run on the device (``--backend-sampling``, by default for the model's own
+            drafts): probabilities and candidates then have buffers too.
+    """
+    row = _FLOAT * (n_vocab + n_embd)
+    if has_samplers:
+        row += 2 * _FLOAT * n_vocab + _TOKEN * (1 + n_vocab)
+    return n_outputs * row + _FLOAT * n_embd_of_batch * n_batch
+
+
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(MIB)}
+"""Variables with which the figures hold: without them the C library keeps freed states of slots."""
+
+
+def process_bytes(
+    *, n_vocab: int, n_slots: int, n_ctx: int, state: int, counted: int, backends: Collection[str] = ()
+) -> int:
+    """Return the most bytes of a llama-server's process.
+
+    Args:
+        n_vocab: Tokens of the vocabulary.
+        n_slots: Its slots.
+        n_ctx: Tokens of all slots' contexts.
+        state: Bytes of one slot's whole state, if it has a prompt cache; a state is saved before an old one goes.
+        counted: Bytes that the plan counts on the host.
+        backends: Kinds of its devices, such as ``CUDA``.
+    """
+    data = _data()
+    each_token = data["per_token"] + data["per_token_and_slot"] * n_slots
+    size = (data["base_mib"] + data["per_slot_mib"] * n_slots) * MIB + each_token * n_vocab
+    size += data["per_context_token"] * n_ctx + state * data["states"]
+    size += sum(data["backend_mib"].get(backend, 0) for backend in backends) * MIB
+    return int(size + (size + counted) * data["page_tables"])
+
+
+@functools.cache
+def _data() -> dict[str, Any]:
+    return read_data(__file__)

@@ -13,12 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from fitter.errors import LibraryError, LlamaCppCrashError, LlamaCppError
 from fitter.llama.processes.supervisor import SupervisedProgram
 from fitter.programs.finding import cannot_start, ending
-from fitter.programs.resident import Resident, resident
 from fitter.programs.server_log import Listener, Said, reason
 from fitter.text import printable
 
@@ -244,3 +245,33 @@ def environment() -> dict[str, str]:
     names = tuple(f"LLAMA_ARG_{name}" for name in _NOT_PASSED_ON)
     others = ("LLAMA_API_KEY", "LLAMA_LOG_", "LLAMA_SERVER_")
     return {name: value for name, value in os.environ.items() if not name.startswith((*names, *others))}
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Resident memory of a process at one moment."""
+
+    total: int
+    """All pages."""
+    of_files: int
+    """Pages of mapped files, such as the model's, which the system can drop."""
+
+    @property
+    def own(self) -> int:
+        """Its own pages."""
+        return self.total - self.of_files
+
+
+def resident(pid: int, root: Path = Path("/")) -> Resident | None:
+    """Return the memory of the process ``pid``; ``None`` if the system does not say, or the process has ended.
+
+    Args:
+        pid: The process.
+        root: Directory of ``proc``.
+    """
+    try:
+        lines = (root / f"proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+        sizes = dict(line.split(":", 1) for line in lines if line.startswith(("VmRSS:", "RssFile:")))
+        return Resident(*(int(sizes[name].split()[0]) * 1024 for name in ("VmRSS", "RssFile")))
+    except (OSError, KeyError, ValueError):
+        return None

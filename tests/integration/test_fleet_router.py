@@ -19,7 +19,7 @@ import fitter
 from examples.tiny_moe import TinyModel
 from fitter.output.formats import render_fleet
 from fitter.planning.fleet.fleet import Fleet
-from fitter.programs.resident import resident
+from fitter.programs.running_server import resident
 from tests.support.patience import SECONDS, all_end, is_running, until
 from tools import upstream
 from tools.rpc_servers import free_port

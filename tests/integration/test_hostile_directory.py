@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fitter.llama.processes.supervisor import SupervisedProgram
-from fitter.programs.program_help import defaults_of
+from fitter.programs.facts import defaults_of
 from tests.support.cases import named_cases
 from tests.support.patience import SECONDS
 from tools.tiny import TINY_DENSE, write_tiny
@@ -48,7 +48,7 @@ STARTS = {
     "fitter.system.posix": {"os.posix_spawn": "worker", "os.fork": "fork"},
     "fitter.system.windows": {"subprocess.Popen": "worker"},
     "fitter.llama.processes.interpreter": {"subprocess.run": "interpreter"},
-    "fitter.programs.program_help": {"subprocess.run": "program"},
+    "fitter.programs.facts": {"subprocess.run": "program"},
     "fitter.cli.backend": {"os.execve": "program"},
 }
 """Every start: of an interpreter, which only ``fitter.llama.processes.interpreter`` writes the command line of, of a

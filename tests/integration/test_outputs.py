@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from examples.tiny_moe import TOKENS
-from fitter.programs.outputs import output_bytes
+from fitter.programs.later import output_bytes
 from tests.support.cases import named_cases
 from tests.support.command import json_of_python
 from tools.tiny import TINY_DENSE

@@ -17,11 +17,11 @@ from fitter.output.documents.deployment_documents import DEVICE_CLAIM, POD_CLAIM
 from fitter.output.formats import render
 from fitter.planning.plan.claims import DeviceClaim, claim_name, least_bandwidth, pod_claim
 from fitter.planning.plan.plan import Plan, PoolUse, SharedUse
-from fitter.programs import server_process
+from fitter.planning.plan.pod_claim import claim_name, pod_claim
+from fitter.programs import later
 from fitter.programs.kubernetes import documents
-from fitter.programs.later import Later
-from fitter.programs.server_process import process_bytes
-from fitter.storage import read_data
+from fitter.programs.later import Later, process_bytes
+from fitter.storage.data_files import read_data
 from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, make_plan, shared_use
 
@@ -75,7 +75,7 @@ def test_what_others_reserve_is_not_the_pods() -> None:
 
 
 @pytest.mark.parametrize(
-    "run", read_data(server_process.__file__)["measured"], ids=lambda run: f"{run['model']} {run['n_slots']}"
+    "run", read_data(later.__file__)["measured"], ids=lambda run: f"{run['model']} {run['n_slots']}"
 )
 def test_no_run_took_more(run: dict[str, Any]) -> None:
     sizes = {name: run[name] for name in ("n_vocab", "n_slots", "n_ctx")}

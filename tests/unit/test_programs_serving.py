@@ -18,8 +18,7 @@ from fitter.llama.types import LlamaCpp
 from fitter.programs import prompts, running_server
 from fitter.programs.finding import ServerProgram, check_same_build, find_server
 from fitter.programs.prompts import feed
-from fitter.programs.resident import Resident, resident
-from fitter.programs.running_server import Gone
+from fitter.programs.running_server import Gone, Resident, resident
 from tests.support.cases import cases, named_cases
 from tests.support.patience import SECONDS, until, with_more_time
 

@@ -8,7 +8,7 @@ import pytest
 
 from fitter.errors import LlamaCppError
 from fitter.llama.types import Cache, Caches, CacheTensor
-from fitter.programs.outputs import output_bytes
+from fitter.programs.later import output_bytes
 from fitter.programs.state import SequenceState, state_of
 from tests.support.cases import named_cases
 

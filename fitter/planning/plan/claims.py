@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fitter.errors import PlanError
 from fitter.planning.plan.plan import Plan, resolved
 from fitter.programs import PROGRAMS
-from fitter.programs.server_process import process_bytes
+from fitter.programs.later import process_bytes
 from fitter.text import MIB, mib_up
 
 _LEAST, _MOST = 1e9, 1e15
