@@ -1,4 +1,4 @@
-"""Checks before every request: its origin, its size, and what a browser may do with the answer."""
+"""Checks before every request: its time to arrive, origin and size, and what a browser may do with the answer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
 LONGEST_BODY = 64 * 1024
 """Most bytes of a request's body."""
 LONGEST_HEADERS = 16 * 1024
 """Most bytes of a request's line and headers."""
-_SECONDS = 10.0
-"""Seconds for the whole body."""
+SECONDS = 10.0
+"""Seconds for a request's line and headers, from the connection's start or their first byte on, and for its body."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -148,7 +151,7 @@ async def _body(scope: MutableMapping[str, Any], receive: _Receive) -> bytes | N
     if said.isdigit() and int(said[:20]) > LONGEST_BODY:
         raise too_long
     body = bytearray()
-    end = asyncio.get_running_loop().time() + _SECONDS
+    end = asyncio.get_running_loop().time() + SECONDS
     while True:
         try:
             message = await asyncio.wait_for(receive(), max(0.0, end - asyncio.get_running_loop().time()))
@@ -189,4 +192,34 @@ async def _answer(send: _Send, status: int, message: str) -> None:
     await send({"type": "http.response.body", "body": text})
 
 
-__all__ = ["HEADERS", "LONGEST_BODY", "LONGEST_HEADERS", "POLICY", "Guard", "Hosts"]
+class Connection(H11Protocol):
+    """A connection that closes if the line and the headers of a request do not arrive in time.
+
+    uvicorn itself only limits the time between an answer and the next request: a client that sends a byte now and then
+    would hold a connection, of which there is a limited number, forever.
+    """
+
+    _ending: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait_no_more()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._wait_no_more()
+        elif self._ending is None:
+            self._ending = self.loop.call_later(SECONDS, self.transport.close)
+
+    def _wait_no_more(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None

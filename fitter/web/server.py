@@ -31,8 +31,7 @@ from fitter.parameters.table import AnyPath
 from fitter.text import LONGEST_TEXT, printable
 from fitter.web.allowed_files import Root
 from fitter.web.app import Settings, application
-from fitter.web.connection import Connection
-from fitter.web.guard import LONGEST_HEADERS, Hosts
+from fitter.web.guard import LONGEST_HEADERS, Connection, Hosts
 from fitter.web.pool import WORKERS, Pool
 from fitter.web.questions import PROGRAM, SECONDS
 

@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from fitter.web.connection import SECONDS, Connection
+from fitter.web.guard import SECONDS, Connection
 from tests.support.cases import named_cases
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
