@@ -12,8 +12,7 @@ from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.model.files.source import show
 from fitter.regression.cases import Case, check_trusted, is_test, read_cases, select_named, suggest, with_build
 from fitter.regression.compare import CaseComparison, compare
-from fitter.regression.fleet_sets import FLEET, compare_sets, locked_fleet
-from fitter.regression.fleets import FleetTable, fleet, has_fleet, read_fleet
+from fitter.regression.fleets import FLEET, FleetTable, compare_sets, fleet, has_fleet, locked_fleet, read_fleet
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, alone, check_can_be_written, read_lock, write_lock
 from fitter.regression.measuring import Measured, OnDone, measure_cases
 
