@@ -8,8 +8,7 @@ if TYPE_CHECKING:
 
     from fitter.api.device_calls import calibrate, devices
     from fitter.api.fit_model import fit
-    from fitter.api.inspect_model import inspect
-    from fitter.api.measure_load import estimate, measure
+    from fitter.api.measure_load import estimate, inspect, measure
     from fitter.api.verify_plan import verify
     from fitter.planning.plan.plan import Plan
 
@@ -19,7 +18,7 @@ _HOMES = {
     "devices": "fitter.api.device_calls",
     "estimate": "fitter.api.measure_load",
     "fit": "fitter.api.fit_model",
-    "inspect": "fitter.api.inspect_model",
+    "inspect": "fitter.api.measure_load",
     "measure": "fitter.api.measure_load",
     "verify": "fitter.api.verify_plan",
 }

@@ -1,4 +1,4 @@
-"""``fitter.measure`` and ``fitter.estimate``: memory and time of one load with exact parameters, such as a plan's."""
+"""``fitter.measure``, ``fitter.estimate`` and ``fitter.inspect``: one load with exact parameters, such as a plan's."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fitter.api.call_worker import one_load
-from fitter.api.checked_call import checked_worker_call
+from fitter.api.call_worker import fetch, one_load, tokenizer_check
+from fitter.api.checked_call import checked_call, checked_worker_call
 from fitter.errors import PlanError
-from fitter.llama.client import Worker
-from fitter.llama.types import Breakdown
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
+from fitter.llama.types import Breakdown, Params
+from fitter.machine import tuned
 from fitter.machine.machine import choose, device_speeds, speed_of_host
+from fitter.model.header import open_model
 from fitter.output.keywords import fit_kwargs
 from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Estimating, MachineKeywords, Measuring, RawKeywords, taken_by
+from fitter.planning.plan.inspection import Inspection, inspection_of
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.request_of_machine import pinned_by
 from fitter.planning.pricing.pricing import Price, Speeds
 from fitter.planning.pricing.split_price import price_any_split
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import check_live_tokens, check_split_mode, context_of_a_sequence, workload_of
+from fitter.planning.request.request import Progress
+from fitter.planning.request.request_limits import check_context
 from fitter.planning.request.shared import HOST_NAME, taken
 from fitter.planning.request.summary import SharedUse
 from fitter.planning.speed.cost import Workload
@@ -199,3 +204,37 @@ def missing_of(plan: Plan, breakdown: Breakdown, shared: Sequence[SharedUse] = (
         taken_there = max(breakdown.host.used + host.margin, real.host.used) + taken(shared, None) + host.later
         lacking[HOST_NAME] = taken_there - host.free
     return {name: size for name, size in lacking.items() if size > 0}
+
+
+@checked_call()
+def inspect(
+    model: Path,
+    *,
+    n_ctx: int | None = None,
+    llama_cpp: Path | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Inspection:
+    """List the tensors of ``model`` by role, and each layer's weights and part of the KV cache.
+
+    Weights are bytes in the file. Caches and compute buffers are measured by llama.cpp with everything on the host.
+
+    Args:
+        model: Path or address of a GGUF file.
+        n_ctx: Context in tokens; ``None`` or 0 is the model's own.
+        llama_cpp: The llama.cpp to use, as in ``fit``.
+        timeout: Seconds for one answer of llama.cpp.
+        on_progress: Called as the header of a remote model arrives.
+
+    Raises:
+        FitterError: As ``fit`` raises it.
+    """
+    fetch(os.fsdecode(model), timeout, on_progress)
+    with Worker(timeout=timeout, llama_cpp=llama_cpp) as worker, tokenizer_check(worker, is_alone=True) as check:
+        opened = open_model(os.fsdecode(model), worker.header)
+        check.begin(opened)
+        check_context(n_ctx or opened.n_ctx_train, opened.n_ctx_train, 1)
+        params = Params(n_ctx=n_ctx or 0, n_gpu_layers=0, devices=())
+        breakdown = worker.measure(opened.skeleton, params)
+        layout = worker.layout(opened.skeleton, params)
+    return inspection_of(opened, breakdown, layout)

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from fitter import api
-from fitter.api import call_worker, device_calls, inspect_model, verify_plan
+from fitter.api import call_worker, device_calls, measure_load, verify_plan
 from fitter.cli import main
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
@@ -164,7 +164,7 @@ def one_worker() -> Iterator[None]:
         return plans[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (call_worker, inspect_model, device_calls, verify_plan):
+        for module in (call_worker, measure_load, device_calls, verify_plan):
             patch.setattr(module, "Worker", worker)
         patch.setattr(measuring, "Worker", worker)
         patch.setattr(api, "fit", fit)
