@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from fitter.api.best_shapes import best_shapes
     from fitter.api.compare_builds import OnBuild, compare_builds
     from fitter.api.explore.explore_grid import explore
-    from fitter.api.fitted_llama import Llama
+    from fitter.api.fleets.plan_fleet import fleet
     from fitter.api.gpu_layers import MemoryEstimate, estimate_gpu_layers
-    from fitter.api.plan_fleet import fleet
     from fitter.api.plan_repository import repository
     from fitter.api.planner import Planner
     from fitter.api.quantizations import quants
+    from fitter.api.real_runs.fitted_llama import Llama
+    from fitter.api.real_runs.tune_plan import tune
     from fitter.api.report_plan import report
     from fitter.api.server_client import Client
-    from fitter.api.tune_plan import tune
     from fitter.llama.types import (
         Array,
         Breakdown,
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _HOMES = {
-    "fitter.api.fitted_llama": ("Llama",),
+    "fitter.api.real_runs.fitted_llama": ("Llama",),
     "fitter.api": ("Plan", "calibrate", "devices", "estimate", "fit", "inspect", "measure", "verify"),
     "fitter.api.best_shapes": ("best_shapes",),
     "fitter.api.compare_builds": ("OnBuild", "compare_builds"),
@@ -148,9 +148,9 @@ _HOMES = {
     "fitter.api.report_plan": ("report",),
     "fitter.api.gpu_layers": ("MemoryEstimate", "estimate_gpu_layers"),
     "fitter.api.server_client": ("Client",),
-    "fitter.api.tune_plan": ("tune",),
+    "fitter.api.real_runs.tune_plan": ("tune",),
     "fitter.api.plan_repository": ("repository",),
-    "fitter.api.plan_fleet": ("fleet",),
+    "fitter.api.fleets.plan_fleet": ("fleet",),
     "fitter.planning.fleet.fleet": ("Disk", "Fleet", "FleetModel", "PlaceUse", "ResidentSet", "Swap"),
 }
 """The module of each public name; the errors are imported above."""

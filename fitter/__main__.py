@@ -59,7 +59,7 @@ def _run() -> int:
 
     if has_begun:
         # Every command that uses a worker needs it.
-        import fitter.api.fit_model  # noqa: F401
+        import fitter.api.fits.fit_model  # noqa: F401
     try:
         for number in handled:
             signal.signal(number, _interrupt)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import fitter
-from fitter.api.tune_plan import text_of_turns
+from fitter.api.real_runs.tune_plan import text_of_turns
 from fitter.output.arguments import arguments
 from fitter.planning.plan.plan import Plan
 from fitter.programs.later import ENVIRONMENT

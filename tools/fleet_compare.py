@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import fitter
-from fitter.api.fleet_candidates import FleetCase, ModelPlanner, PlannedWay, room_of
-from fitter.api.plan_fleet import FleetRequest, plan_fleet
-from fitter.api.shared_models import bytes_of_a_process
-from fitter.machine.host import default_disk_bandwidth
-from fitter.planning.fleet.residency import FleetRoom, Member, Way
+from fitter.api.fits.shared_models import bytes_of_a_process
+from fitter.api.fleets.fleet_candidates import FleetCase, ModelPlanner, PlannedWay, room_of
+from fitter.api.fleets.plan_fleet import FleetRequest, plan_fleet
+from fitter.machine.disk import default_bandwidth
+from fitter.planning.fleet.members import FleetRoom, Member, Way
 from tools.fleet_cases import FLEETS, FleetExample
 from tools.fleet_replay import PATTERNS, POLICIES, Asked, Replayed, ReplayModel, Setup, draw, read_log, replay
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import fitter
-from fitter.api.tune_plan import Tuner, text_of_turns, tune
+from fitter.api.real_runs.tune_plan import Tuner, text_of_turns, tune
 from fitter.output.arguments import arguments
 from fitter.parameters.table import Fitting
 from fitter.planning.checked.tuning import TuningChange, TuningRun

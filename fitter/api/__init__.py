@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fitter.api.device_calls import calibrate, devices
-    from fitter.api.fit_model import fit
+    from fitter.api.fits.fit_model import fit
     from fitter.api.measure_load import estimate, inspect, measure
-    from fitter.api.verify_plan import verify
+    from fitter.api.real_runs.verify_plan import verify
     from fitter.planning.plan.plan import Plan
 
 _HOMES = {
@@ -17,10 +17,10 @@ _HOMES = {
     "calibrate": "fitter.api.device_calls",
     "devices": "fitter.api.device_calls",
     "estimate": "fitter.api.measure_load",
-    "fit": "fitter.api.fit_model",
+    "fit": "fitter.api.fits.fit_model",
     "inspect": "fitter.api.measure_load",
     "measure": "fitter.api.measure_load",
-    "verify": "fitter.api.verify_plan",
+    "verify": "fitter.api.real_runs.verify_plan",
 }
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fitter.api.call_worker import OneLoad, ask_in_threads, one_load, worker_for
 from fitter.api.checked_call import checked_worker_call, naming_addresses
-from fitter.api.shared_models import check_drafts_alone
+from fitter.api.fits.shared_models import check_drafts_alone
 from fitter.errors import UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, DeviceInfo, Params, Row

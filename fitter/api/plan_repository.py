@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from fitter import api, programs
 from fitter.api.call_worker import ask_in_threads, worker_for
 from fitter.api.checked_call import checked_worker_call
+from fitter.api.fits.shared_models import check_drafts_alone
 from fitter.api.measure_load import without_timeout
 from fitter.api.quantizations import check_speed, longest_context, wanted_types
-from fitter.api.shared_models import check_drafts_alone
 from fitter.errors import FitterError, LibraryError, LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.model import repository_models as models

@@ -69,8 +69,8 @@ def llama_kwargs(plan: Plan) -> dict[str, Any]:
 
 def load(plan: Plan, kwargs: Mapping[str, Any]) -> Llama:
     """Load ``plan`` as a ``llama_cpp.Llama``."""
-    from fitter.api.fit_model import fit
-    from fitter.api.load_plan import load
+    from fitter.api.fits.fit_model import fit
+    from fitter.api.real_runs.load_plan import load
 
     loaded: Llama = load(plan, kwargs, fit)  # type: ignore[assignment]
     return loaded
@@ -78,7 +78,7 @@ def load(plan: Plan, kwargs: Mapping[str, Any]) -> Llama:
 
 def verify(plan: Plan, keywords: Mapping[str, Any]) -> Verification:
     """Load ``plan`` for real, and compare."""
-    from fitter.api.verify_plan import verify
+    from fitter.api.real_runs.verify_plan import verify
 
     return verify(plan=plan, **keywords)
 

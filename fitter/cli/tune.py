@@ -48,7 +48,7 @@ def tune(
     """
     words = options.given(given)
     llama_options.report_ignored(llama_options.used().names)
-    from fitter.api import tune_plan
+    from fitter.api.real_runs import tune_plan
 
     if imported is not None:
         path, count = tune_plan.import_rows(imported)

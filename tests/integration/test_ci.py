@@ -237,7 +237,7 @@ def test_what_is_built_is_known_by_its_sources(runner: Runner, tmp_path: Path) -
         "pyproject.toml",
         "CMakeLists.txt",
         "bindings/fitter.h",
-        "fitter/api/fit_model.py",
+        "fitter/api/fits/fit_model.py",
         "vendor/llama.cpp/pin.toml",
         "packaging/pins/action.txt",
     ):
@@ -246,7 +246,7 @@ def test_what_is_built_is_known_by_its_sources(runner: Runner, tmp_path: Path) -
     first = digest(copy)
     assert re.fullmatch("[0-9a-f]{32}", first)
     assert digest(copy) == first
-    for name in ("pyproject.toml", "bindings/fitter.h", "fitter/api/fit_model.py", "vendor/llama.cpp/pin.toml"):
+    for name in ("pyproject.toml", "bindings/fitter.h", "fitter/api/fits/fit_model.py", "vendor/llama.cpp/pin.toml"):
         before = (copy / name).read_text()
         (copy / name).write_text(before + "\n")
         assert digest(copy) != first

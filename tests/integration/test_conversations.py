@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import fitter
-from fitter.api import fit_model
-from fitter.api.questions import PlanAnswer, Questions
+from fitter.api.fits import fit_model
+from fitter.api.fits.questions import PlanAnswer, Questions
 from fitter.errors import WorkerError
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.plan import Plan

@@ -290,6 +290,6 @@ def test_loads_at_the_same_time(model: Path, capfd: pytest.CaptureFixture[str]) 
 
 
 def test_llama_cpp_is_imported_with_the_first_model() -> None:
-    heavy = "{'llama_cpp', 'numpy', 'fitter.api.fit_model'}"
+    heavy = "{'llama_cpp', 'numpy', 'fitter.api.fits.fit_model'}"
     code = f"import fitter, sys; fitter.Llama; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 
 from fitter import api
-from fitter.api import call_worker, device_calls, measure_load, verify_plan
+from fitter.api import call_worker, device_calls, measure_load
+from fitter.api.real_runs import verify_plan
 from fitter.cli import main
 from fitter.errors import FitterError
 from fitter.llama.client import Worker

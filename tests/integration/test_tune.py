@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import fitter
-from fitter.api.tune_plan import tune
+from fitter.api.real_runs.tune_plan import tune
 from fitter.cli import main
 from fitter.errors import LlamaCppError, UsageError
 from tests.support.cases import named_cases

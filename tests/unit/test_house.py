@@ -224,7 +224,7 @@ def test_only_one_room_runs_native_code() -> None:
         for module, text in sources("fitter").items()
         if not module.startswith("fitter.llama.") and NATIVE & roots(module, text)
     }
-    assert found == {"fitter.api.load_plan"}, (
+    assert found == {"fitter.api.real_runs.load_plan"}, (
         "loading asks fitter.llama.this_process.plan_load, once it is sure that libllama is there"
     )
 

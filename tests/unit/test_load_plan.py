@@ -8,7 +8,7 @@ from typing import Any
 import llama_cpp
 import pytest
 
-from fitter.api.load_plan import load_once
+from fitter.api.real_runs.load_plan import load_once
 from fitter.errors import PlanError, UsageError
 from fitter.llama.load import backend_devices as devices
 from fitter.llama.this_process import plan_load

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fitter.api.questions import PlanAnswer, Questions
+from fitter.api.fits.questions import PlanAnswer, Questions
 from fitter.errors import FitterError, LibraryError, LlamaCppError, ModelError, RemoteError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Params
 from fitter.parameters.table import SplitMode

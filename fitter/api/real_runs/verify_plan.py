@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fitter.api.checked_call import checked_call
-from fitter.api.fit_model import fit
+from fitter.api.fits.fit_model import fit
 from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Array, DeviceInfo, Params

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from fitter.api.shared_models import Drafts, drafting_params
+from fitter.api.fits.shared_models import Drafts, drafting_params
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import LlamaCpp, Params, Row

@@ -21,9 +21,9 @@ from fitter.api.call_worker import (
     worker_for,
 )
 from fitter.api.checked_call import checked_worker_call
-from fitter.api.questions import MODES, PlanAnswer, Questions, attempts_of, with_own_split
-from fitter.api.server_memory import ServerMemory, facts_of_program
-from fitter.api.shared_models import Drafts, check_mtp, choices, open_draft, other_plans
+from fitter.api.fits.questions import MODES, PlanAnswer, Questions, attempts_of, with_own_split
+from fitter.api.fits.server_memory import ServerMemory, facts_of_program
+from fitter.api.fits.shared_models import Drafts, check_mtp, choices, open_draft, other_plans
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.client import Worker
 from fitter.llama.types import RPC

@@ -12,8 +12,8 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from fitter.api.checked_call import checked_call
-from fitter.api.fit_model import fit
-from fitter.api.verify_plan import real_load_patience
+from fitter.api.fits.fit_model import fit
+from fitter.api.real_runs.verify_plan import real_load_patience
 from fitter.errors import LlamaCppError, PlanError, TimeLimitError, UsageError
 from fitter.machine.bandwidth import key_of, this_host
 from fitter.machine.measured import factors_of, read_tuned, store_tuned, tuned_document, tuned_rows

@@ -66,7 +66,7 @@ _DOWNLOAD_KEYWORDS = ("local_dir", "local_dir_use_symlinks", "cache_dir")
 def _fit_and_load(model_path: str | os.PathLike[str], keywords: Mapping[str, Any]) -> Llama:
     """Fit and load for ``Llama``."""
     from fitter import api
-    from fitter.api import load_plan
+    from fitter.api.real_runs import load_plan
     from fitter.llama.build.build_folder import PYTHON
     from fitter.model.location import check_is_here
     from fitter.programs import LlamaCppPython
@@ -94,7 +94,7 @@ def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
         UsageError: Neither call has the keyword.
     """
     from fitter import api
-    from fitter.api import load_plan
+    from fitter.api.real_runs import load_plan
 
     of_fit = inspect.signature(api.fit).parameters.keys() - {"model"}
     of_llama = inspect.signature(load_plan.native().llama_cpp.Llama.__init__).parameters.keys() - {"self", "kwargs"}
@@ -112,7 +112,7 @@ def _downloaded(repo_id: str, filename: str | None, additional_files: Any, where
     def path_of(model_path: str, **_: Any) -> str:
         return model_path
 
-    from fitter.api import load_plan
+    from fitter.api.real_runs import load_plan
 
     # from_pretrained ends by calling its class: give it a function that returns the path
     download = load_plan.native().llama_cpp.Llama.from_pretrained.__func__

@@ -8,7 +8,7 @@ from operator import le
 from typing import Any
 
 from fitter import api
-from fitter.api.shared_models import bytes_of_a_process, use_of
+from fitter.api.fits.shared_models import bytes_of_a_process, use_of
 from fitter.errors import UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.llama.worker.remembered_loads import RememberingWorker

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from fitter.api.fleet_candidates import ModelPlanner, context_of
+from fitter.api.fleets.fleet_candidates import ModelPlanner, context_of
 from fitter.planning.fleet.assignment import assign
 from fitter.planning.fleet.residency import Rules, Way
 from fitter.text import mib_up
