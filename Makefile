@@ -141,7 +141,7 @@ demo: install ## write a small MoE model, fit it to two virtual GPUs and to this
 calibrate: install ## on a machine with a CUDA card: compare it with its virtual twin, and write what its loads take to build/card_loads.csv
 	@$(PY) -m fitter calibrate || [ $$? -eq 4 ]
 	@mkdir -p build
-	@$(PY) -m tools.card_loads --measure build/card_loads.csv
+	@$(PY) -m tools.measurements.card_loads --measure build/card_loads.csv
 
 .PHONY: lint
 lint: install ## ruff, and mypy --strict for three systems
@@ -191,8 +191,8 @@ test-cuda: install ## the cuda profile and the real ggml-cuda, built without a c
 # Those of `make test` and the other prebuilt ones, and four versions of llama-cpp-python, three of which are compiled.
 .PHONY: test-llama-cpp
 test-llama-cpp: install ## every build of llama.cpp that can be had: prebuilt ones, and llama-cpp-python from 0.3.25 on; half an hour on two cores
-	@$(PY) -m tools.llama_builds
-	@PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m tools.llama_python
+	@$(PY) -m tools.builds.llama_builds
+	@PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m tools.builds.llama_python
 	@$(PY) -m pytest tests/integration/test_llama_*.py -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 # The real backend, to compare with. Of the shaders nothing is run, but they are part of it.

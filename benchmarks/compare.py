@@ -26,8 +26,8 @@ import fitter
 from benchmarks import measuring, tables
 from benchmarks.results import Results, Setting, load, save
 from fitter.machine.gpu import parse_gpus
-from tools.cases import CASES, Case
-from tools.shapes import SHAPES
+from tools.comparisons.cases import CASES, Case
+from tools.models.shapes import SHAPES
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"

@@ -21,9 +21,10 @@ import fitter
 from benchmarks.results import Chosen, Comparison, Growth, Memory, Program
 from fitter.llama.types import VirtualDevice
 from fitter.machine.gpu import parse_gpus
-from tools import shapes, upstream
-from tools.cases import Case
-from tools.shapes import Shape
+from tools.comparisons import upstream
+from tools.comparisons.cases import Case
+from tools.models import shapes
+from tools.models.shapes import Shape
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 1024**2

@@ -35,8 +35,9 @@ from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.constraints import workload_of
 from fitter.planning.request.request import DEFAULT_MARGIN
 from fitter.planning.speed.cost import Workload
-from tools import shapes, upstream
-from tools.cases import CASES, MIXED, Case
+from tools.comparisons import upstream
+from tools.comparisons.cases import CASES, MIXED, Case
+from tools.models import shapes
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "build" / "placements"

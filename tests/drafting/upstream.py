@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fitter.llama.types import VirtualDevice
 from tests.support.upstream_program import compile_program
-from tools import upstream
+from tools.comparisons import upstream
 
 _SOURCE = Path(__file__).with_name("server.cpp")
 

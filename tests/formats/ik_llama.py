@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.shapes import Shape
+from tools.models.shapes import Shape
 
 LIST = Path(__file__).parent.parent / "data" / "ik_llama" / "options.txt"
 

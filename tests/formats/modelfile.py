@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fitter.planning.plan.plan import DeviceUse
-from tools.shapes import Shape
+from tools.models.shapes import Shape
 
 _INSTRUCTIONS = ("FROM", "PARAMETER", "ADAPTER", "REQUIRES", "DRAFT", "TEMPLATE", "SYSTEM", "LICENSE", "MESSAGE")
 _INTEGERS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "draft_num_predict")

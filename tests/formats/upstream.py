@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from tests.support.upstream_program import compile_program
-from tools import upstream
+from tools.comparisons import upstream
 
 _SOURCE = Path(__file__).with_name("reader.cpp")
 _FLASH_ATTN = {"auto": "auto", "enabled": "on", "disabled": "off"}

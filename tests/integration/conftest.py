@@ -15,8 +15,8 @@ from fitter.llama.processes import interpreter
 from tests.formats import upstream
 from tests.support.browser import chromium, find, is_needed
 from tests.support.ranges import in_clean_environment
-from tools import shapes
-from tools.tiny import TINY_MOE, write_tiny
+from tools.models import shapes
+from tools.models.tiny import TINY_MOE, write_tiny
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

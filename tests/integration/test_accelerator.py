@@ -13,10 +13,10 @@ import pytest
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, VirtualDevice
 from tests.support.cases import named_cases
-from tools import shapes
-from tools.environment import with_variables
-from tools.servers import RpcServer
-from tools.tiny import TINY_DENSE
+from tools.builds.environment import with_variables
+from tools.faults.cut_servers import RpcServer
+from tools.models import shapes
+from tools.models.tiny import TINY_DENSE
 
 MODEL = TINY_DENSE
 

@@ -17,8 +17,9 @@ import fitter
 from fitter.llama.types import Breakdown
 from fitter.machine.gpu import parse_gpus
 from fitter.parameters.table import DEFAULTS
-from tools import shapes, upstream
-from tools.cases import CASES, Case
+from tools.comparisons import upstream
+from tools.comparisons.cases import CASES, Case
+from tools.models import shapes
 
 MIB = 1024 * 1024
 

@@ -15,7 +15,7 @@ from fitter.cli import main
 from fitter.planning.search import best_plan
 from tests.support.cases import named_cases
 from tests.support.llama_builds import NEWEST, where
-from tools import shapes
+from tools.models import shapes
 
 pytestmark = pytest.mark.usefixtures("one_worker")
 

@@ -25,8 +25,8 @@ from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import SECONDS, until
 from tests.support.real_cards import Load
-from tools import upstream
-from tools.rpc_servers import free_port
+from tools.comparisons import upstream
+from tools.loopback.rpc_servers import free_port
 
 MODEL = TinyModel("tiny")
 

@@ -18,8 +18,8 @@ from fitter import UsageError, estimate, fit, measure
 from fitter.cli import main
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
-from tools import shapes
-from tools.tiny import write_tiny
+from tools.models import shapes
+from tools.models.tiny import write_tiny
 
 DENSE = shapes.SHAPES["llama-3.1-8b"]
 

@@ -17,7 +17,7 @@ from fitter.llama.build.functions import backend_rules
 from fitter.llama.build.layouts import layouts, structs_of
 from tests.support.cases import named_cases
 from tests.support.command import json_of_python
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "vendor/llama.cpp/source"

@@ -23,9 +23,9 @@ from fitter.regression.check_cases import check, lock
 from tests.support.cases import cases, named_cases
 from tests.support.llama_builds import fetched
 from tests.support.patience import SECONDS, all_end, suspended
-from tools import shapes
 from tools.docs import models
-from tools.tiny import TINY_MOE, write_tiny
+from tools.models import shapes
+from tools.models.tiny import TINY_MOE, write_tiny
 
 OLD, NEW = "b10361", "v0.5.0"
 OLD_VERSION = "commit adb92f2 (ggml 0.19.0)"

@@ -13,7 +13,7 @@ import fitter
 from fitter.llama.client import Worker
 from fitter.llama.worker.remembered_loads import RememberingWorker
 from tests.support.cases import cases
-from tools import rpc_servers
+from tools.loopback import rpc_servers
 
 QWEN = f"config://{Path(__file__).resolve().parents[1] / 'data' / 'configs' / 'qwen36-27b.json'}"
 WITH_DRAFTS = {"type_k": "q8_0", "type_v": "q8_0", "spec_type": "draft-mtp", "program": "llama-server"}

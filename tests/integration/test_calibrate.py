@@ -20,8 +20,8 @@ from fitter.machine.measured import calibrated_path, read_calibrated
 from fitter.planning.checked import calibration
 from tests.support.cases import named_cases
 from tests.support.command import run_fitter
-from tools import rpc_servers
-from tools.tiny import TINY_DENSE, write_tiny
+from tools.loopback import rpc_servers
+from tools.models.tiny import TINY_DENSE, write_tiny
 
 MIB = 2**20
 

@@ -7,8 +7,8 @@ import statistics
 
 import pytest
 
-from tools import card_users
-from tools.card_users import RUNS, Turn
+from tools.measurements import card_users
+from tools.measurements.card_users import RUNS, Turn
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import tomli
 import yaml
 
 from tests.support.cases import cases, named_cases
-from tools.tiny import write_tiny
+from tools.models.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())

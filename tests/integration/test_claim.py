@@ -16,8 +16,8 @@ from fitter.planning.plan.claims import pod_claim
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.hub import hub_of
-from tools import claimed
-from tools.tiny import TINY_DENSE, write_tiny
+from tools.measurements import claimed
+from tools.models.tiny import TINY_DENSE, write_tiny
 
 SHAPE = "shape://llama-3.1-8b"
 GIB = 1 << 30

@@ -14,7 +14,8 @@ from fitter import api
 from fitter.llama.types import VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from tests.support.command import run_fitter
-from tools import shapes, upstream
+from tools.comparisons import upstream
+from tools.models import shapes
 
 MIB = 1024 * 1024
 SMALL_GPUS = ("--gpu", "cuda:8.9:1200MiB", "--gpu", "cuda:8.6:1100MiB", "-fitt", "1024")

@@ -16,7 +16,7 @@ from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.ask import Ask
 from tests.support.cases import cases, named_cases
-from tools import shapes
+from tools.models import shapes
 
 pytestmark = pytest.mark.usefixtures("one_worker")
 

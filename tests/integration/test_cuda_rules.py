@@ -1,6 +1,7 @@
 """Rules of ggml-cuda that some versions do not have: what each of them decides, on the pinned libllama or a newer one.
 
-That a version has them is measured on its own libggml-cuda.so: ``python -m tools.compared``, and test_llama_cuda.py.
+That a version has them is measured on its own libggml-cuda.so: ``python -m tools.comparisons.cuda_rules``, and
+test_llama_cuda.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fitter.llama.build.functions import backend_rules
 from fitter.llama.processes.interpreter import LLAMA_CPP
 from tests.support.command import json_of_python
 from tests.support.llama_builds import where
-from tools.shapes import write
+from tools.models.shapes import write
 
 ROOT = Path(__file__).resolve().parents[2]
 PINNED = "0.25.3"

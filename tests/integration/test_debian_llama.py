@@ -9,10 +9,10 @@ import pytest
 
 from fitter.llama.build.virtual_backends import comparisons
 from tests.support.cases import cases
-from tools import debian_llama
-from tools.debian_llama import NAME, DebianLlama
-from tools.llama_builds import FetchError
-from tools.tiny import write_tiny
+from tools.builds import debian_llama
+from tools.builds.debian_llama import NAME, DebianLlama
+from tools.builds.llama_builds import FetchError
+from tools.models.tiny import write_tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -35,7 +35,9 @@ def run(debian: DebianLlama, *words: str | Path) -> str:
 def test_as_many_loads_are_equal_as_plans_say(profile: str, debian: DebianLlama) -> None:
     words = {"cuda": ("--library", NAME, debian.libraries), "rocm": ("--rocm", NAME, debian.libraries, debian.hip)}
     (known,) = (each for each in comparisons(profile) if each.llama_cpp == NAME)
-    assert f"{known.equal} of {known.rows} equal, by {known.by}" in run(debian, "tools.compared", *words[profile])
+    assert f"{known.equal} of {known.rows} equal, by {known.by}" in run(
+        debian, "tools.comparisons.cuda_rules", *words[profile]
+    )
 
 
 def test_loads_at_the_limits_of_vulkan_are_equal(debian: DebianLlama) -> None:

@@ -17,9 +17,9 @@ import pytest
 
 from tests.support.cases import named_cases
 from tests.support.patience import SECONDS
+from tools.builds.llama_builds import FetchError
 from tools.docs.examples import difference, run_page
 from tools.docs.pages import ROOT, Kind, blocks, pages
-from tools.llama_builds import FetchError
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -17,7 +17,7 @@ import fitter
 from fitter import api
 from fitter.errors import FitterError, LlamaCppError, ModelError, RemoteError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
-from tools.tiny import TINY_DENSE, write_tiny
+from tools.models.tiny import TINY_DENSE, write_tiny
 
 CALLS = {
     name: getattr(api, name) for name in ("fit", "measure", "estimate", "verify", "inspect", "devices", "calibrate")

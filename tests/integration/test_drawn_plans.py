@@ -26,8 +26,8 @@ from fitter.machine.gpu import parse_gpus
 from tests.formats import upstream as server
 from tests.integration.test_formats import said, variables_of
 from tests.unit import test_output_formats as readers
-from tools import shapes
-from tools.tiny_projector import write_projector
+from tools.models import shapes
+from tools.models.tiny_projector import write_projector
 
 MIB = 1 << 20
 EVERYDAY, ALL = 5, 20

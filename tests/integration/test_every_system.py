@@ -26,7 +26,7 @@ from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus
 from tests.support import full_disk as full_disk_support
 from tests.support.cases import cases, named_cases
-from tools.tiny import write_tiny
+from tools.models.tiny import write_tiny
 
 GPU = ("--gpu", "1GiB", "--fit-target", "64")
 PATIENCE = 120.0

@@ -20,7 +20,7 @@ import fitter
 from fitter.errors import PlanError
 from tests.support.cases import cases
 from tests.support.plans import for_format
-from tools.tiny import write_tiny
+from tools.models.tiny import write_tiny
 
 GPU = ("--gpu", "8GiB")
 TOO_LARGE = (*GPU, "--host-memory", "1MiB")

@@ -33,8 +33,8 @@ from fitter.llama.client import Worker
 from fitter.planning.tables.exploration import Exploration, ExploredCell
 from tests.support.patience import SECONDS, TooLateError, in_time
 from tests.support.ranges import serving
-from tools.shapes import write
-from tools.tiny import write_tiny
+from tools.models.shapes import write
+from tools.models.tiny import write_tiny
 
 MODEL = "qwen3-30b-a3b"
 

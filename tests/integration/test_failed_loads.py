@@ -19,8 +19,8 @@ from examples.tiny_moe import TinyModel
 from fitter.machine import rpc_devices
 from tests.support.cases import cases, named_cases
 from tests.support.patience import SECONDS, until, with_more_time
-from tools.servers import Proxy, RpcServer
-from tools.tiny import write_tiny
+from tools.faults.cut_servers import Proxy, RpcServer
+from tools.models.tiny import write_tiny
 
 MIB = 1024 * 1024
 MODEL = TinyModel("some MiB", n_layer=6, n_embd=512, n_head=8, n_head_kv=4, n_embd_head=64, n_ff=512, n_expert=8)

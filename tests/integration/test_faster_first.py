@@ -15,7 +15,7 @@ import fitter
 from fitter import Plan
 from fitter.llama.client import Worker
 from tests.support.cases import cases, named_cases
-from tools import shapes
+from tools.models import shapes
 
 HOST = "60GB/s"
 

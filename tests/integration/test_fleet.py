@@ -21,8 +21,8 @@ from fitter.parameters.targets import FLEET_FORMATS
 from fitter.regression.lockfile import read_lock
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
-from tools.fleet_cases import FLEETS, FleetExample
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.fleets.cases import FLEETS, FleetExample
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 EXAMPLES = {example.name: example for example in FLEETS}
 LONG = ("six large models on eight cards", "eight models on two cards")

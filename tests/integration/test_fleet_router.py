@@ -21,9 +21,9 @@ from fitter.output.formats import render_fleet
 from fitter.planning.fleet.fleet import Fleet
 from fitter.programs.running_server import resident
 from tests.support.patience import SECONDS, all_end, is_running, until
-from tools import upstream
-from tools.rpc_servers import free_port
-from tools.tiny import write_tiny
+from tools.comparisons import upstream
+from tools.loopback.rpc_servers import free_port
+from tools.models.tiny import write_tiny
 
 MIB = 2**20
 WIDE = TinyModel("tiny wide", n_layer=4, n_embd=64, n_head=8, n_head_kv=8, n_embd_head=128, n_ff=64, n_expert=0)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.cases import named_cases
 from tests.support.llama_builds import NEWEST, fetched
-from tools import llama_builds
+from tools.builds import llama_builds
 from tools.follow import entries, facts
 from tools.follow.__main__ import main
 from tools.follow.subject import FollowError, subject_of

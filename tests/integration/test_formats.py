@@ -37,8 +37,8 @@ from tests.formats import upstream as server
 from tests.support.cases import named_cases
 from tests.support.command import run_fitter
 from tests.support.plans import for_format
-from tools import shapes
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.models import shapes
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 pytestmark = pytest.mark.usefixtures("one_worker")
 

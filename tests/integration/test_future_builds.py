@@ -13,7 +13,7 @@ from fitter.llama.build.layouts import UNKNOWN
 from tests.support.cases import cases, named_cases
 from tests.support.future_builds import Field, write_future_build
 from tests.support.llama_builds import LAYOUTS, NEWEST, where
-from tools.tiny import write_tiny
+from tools.models.tiny import write_tiny
 
 MODEL, CONTEXT = layouts.STRUCTS
 

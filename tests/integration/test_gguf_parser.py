@@ -18,7 +18,7 @@ from fitter.model.files import addresses
 from fitter.planning.tables.parameter_rows import layer_counts
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
-from tools.tiny_projector import write_projector
+from tools.models.tiny_projector import write_projector
 
 MODEL = "shape://qwen3-0.6b"
 CARD = ["9999GiB"]

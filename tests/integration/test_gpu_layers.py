@@ -13,8 +13,9 @@ from fitter.api.gpu_layers import least_free, offload_table
 from fitter.llama.client import Worker
 from fitter.planning.placing.placement import counts_for_split
 from tests.support.cases import named_cases
-from tools import shapes, xllamacpp_layers
-from tools.tiny_projector import write_projector
+from tools.comparisons import xllamacpp_layers
+from tools.models import shapes
+from tools.models.tiny_projector import write_projector
 
 MODEL = "shape://qwen3-0.6b"
 CPU = {"name": "CPU", "memory_free": 0}

@@ -19,9 +19,9 @@ from fitter.cli import main
 from tests.support.cases import cases, named_cases
 from tests.support.hub import hub_of
 from tests.support.ranges import serving
-from tools.tiny import TINY_DENSE, write_tiny
-from tools.tiny_lora import write_lora
-from tools.tiny_projector import write_projector
+from tools.models.tiny import TINY_DENSE, write_tiny
+from tools.models.tiny_lora import write_lora
+from tools.models.tiny_projector import write_projector
 
 MIB = 1 << 20
 IMMUTABLE = ["--skip-tokenizer", "--skip-metadata", "--json"]  # 560 to 562

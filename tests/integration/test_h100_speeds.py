@@ -13,7 +13,7 @@ import pytest
 
 import fitter
 from fitter.llama.client import Worker
-from tools import shapes
+from tools.models import shapes
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "speeds" / "h100_placements.csv"
 HOST_BANDWIDTH = 135.1e9

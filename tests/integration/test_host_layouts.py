@@ -20,7 +20,7 @@ from fitter.llama.load.canary import DENSE, write
 from fitter.llama.types import VirtualDevice, describe
 from tests.support.cases import cases
 from tests.support.command import json_of_python
-from tools.tiny import TINY_DENSE, write_tiny
+from tools.models.tiny import TINY_DENSE, write_tiny
 
 CRASHED = "it ended with signal 11 when a small model was loaded"
 

@@ -18,8 +18,8 @@ from fitter.llama.processes.supervisor import SupervisedProgram
 from fitter.programs.facts import defaults_of
 from tests.support.cases import named_cases
 from tests.support.patience import SECONDS
-from tools.tiny import TINY_DENSE, write_tiny
-from tools.tiny_lora import write_lora
+from tools.models.tiny import TINY_DENSE, write_tiny
+from tools.models.tiny_lora import write_lora
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "build/llama/bin"

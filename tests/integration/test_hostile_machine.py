@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.cases import cases, named_cases
 from tests.support.patience import SECONDS
-from tools.tiny import TINY_MOE, write_tiny
+from tools.models.tiny import TINY_MOE, write_tiny
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 YEAR = 365 * 86400

@@ -17,8 +17,8 @@ import pytest
 
 from tests.support.cases import cases
 from tests.support.patience import SECONDS, TooLateError, all_end, in_time, until
-from tools import shapes
-from tools.killed_workers import commands, drawn, run
+from tools.faults.killed_workers import commands, drawn, run
+from tools.models import shapes
 
 COMMANDS = {
     "fit": ("--gpu", "4x 24GiB"),

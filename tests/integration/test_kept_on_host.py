@@ -14,7 +14,7 @@ from fitter.planning.request.ask import Ask
 from fitter.planning.speed.model_facts import facts_of
 from fitter.planning.speed.work import host_only_tensors
 from tests.support.cases import named_cases
-from tools import rpc_servers
+from tools.loopback import rpc_servers
 
 TERNARY = "shape://llama-3.2-1b:TQ2_0"
 NOTE = (

@@ -26,8 +26,8 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice, describe
 from tests.support.cases import cases, named_cases
 from tests.support.llama_builds import fetched
-from tools import shapes
-from tools.cuda_reference import Load, difference, loads, spread, write_model
+from tools.comparisons.cuda_reference import Load, difference, loads, spread, write_model
+from tools.models import shapes
 from tools.oracle import build as oracle
 from tools.oracle import operations
 

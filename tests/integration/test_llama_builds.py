@@ -21,7 +21,7 @@ from fitter.llama.build.build_folder import Build, find
 from fitter.llama.build.inspect_build import BuildReport, inspect_build
 from tests.support.cases import cases
 from tests.support.llama_builds import LAYOUTS, PINNED, every, fetched, header_of, where
-from tools import llama_builds
+from tools.builds import llama_builds
 
 GGML = {
     "b9842": "0.15.3",

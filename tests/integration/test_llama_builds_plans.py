@@ -19,9 +19,10 @@ from fitter.machine.gpu import parse_gpus
 from tests.support.cases import cases
 from tests.support.command import run_fitter
 from tests.support.llama_builds import COMPILED, NEWEST, PINNED, every, where
-from tools import llama_builds, shapes
+from tools.builds import llama_builds
 from tools.llama_truth.loads import TINY, Load, draw, known, measured
 from tools.llama_truth.program import answers, compiled, headers_of, servers, with_one_cpu
+from tools.models import shapes
 
 PINNED_SOURCE = Path(__file__).resolve().parents[2] / "vendor" / "llama.cpp" / "source"
 PREBUILT = list(llama_builds.libraries())

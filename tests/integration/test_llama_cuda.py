@@ -16,9 +16,10 @@ from fitter.llama.build.inspect_build import inspect_build
 from fitter.llama.build.virtual_backends import Answering, compared, find_cuda_library
 from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus
-from tools import llama_builds, shapes
-from tools.compared import Subject, answers, differing, packaged
-from tools.cuda_reference import Load, difference, loads, spread
+from tools.builds import llama_builds
+from tools.comparisons.cuda_reference import Load, difference, loads, spread
+from tools.comparisons.cuda_rules import Subject, answers, differing, packaged
+from tools.models import shapes
 from tools.oracle.draw import draw
 
 pytestmark = [pytest.mark.llama_cpp, pytest.mark.timeout(1200)]

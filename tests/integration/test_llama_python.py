@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tools import llama_builds, llama_python
+from tools.builds import llama_builds, llama_python
 
 VERSIONS = list(llama_builds.headers())
 PINNED = VERSIONS[-1]

@@ -18,9 +18,9 @@ from fitter.llama.client import Worker
 from fitter.model.files import remote_files
 from tests.support.cases import cases
 from tests.support.ranges import clean_environment, serving
-from tools import shapes
+from tools.models import shapes
+from tools.models.tiny import write_tiny
 from tools.mutated_headers.fields import Walk
-from tools.tiny import write_tiny
 
 _T = TypeVar("_T")
 

@@ -15,8 +15,8 @@ from fitter.llama.processes import memory_limit
 from fitter.llama.types import Params
 from tests.support.cases import named_cases
 from tests.support.command import run_fitter
-from tools import shapes
-from tools.tiny import TINY_DENSE, write_tiny
+from tools.models import shapes
+from tools.models.tiny import TINY_DENSE, write_tiny
 
 MIB = 1 << 20
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tests.support.cases import cases
 from tests.support.llama_builds import NEWEST, PINNED, where
-from tools import shapes
-from tools.backend_loads import METAL, Load, answers
-from tools.load_answers import params_of
+from tools.comparisons.backend_loads import METAL, Load, answers
+from tools.comparisons.load_answers import params_of
+from tools.models import shapes
 
 LOAD = Load(
     METAL,

@@ -18,10 +18,10 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Lora, Params, Row, Skeleton, VirtualDevice
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_python
-from tools import rpc_servers
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
-from tools.tiny_lora import write_lora
-from tools.tiny_projector import TinyProjector, write_projector
+from tools.loopback import rpc_servers
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.models.tiny_lora import write_lora
+from tools.models.tiny_projector import TinyProjector, write_projector
 
 GIB = 2**30
 CARDS = tuple(VirtualDevice(f"CUDA{i}", "Card", "cuda", 890, 24 * GIB, 24 * GIB) for i in range(2))

@@ -12,8 +12,8 @@ from fitter.machine.gpu import parse_gpus
 from fitter.machine.machine import virtual_machine
 from fitter.model.header import open_model
 from tests.support.cases import cases
-from tools import shapes
-from tools.tiny import write_tiny
+from tools.models import shapes
+from tools.models.tiny import write_tiny
 
 
 @cases("llama-3.1-8b", "qwen3-235b-a22b", "deepseek-v3.1", "nemotron-h-9b")

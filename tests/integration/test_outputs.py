@@ -9,7 +9,7 @@ from examples.tiny_moe import TOKENS
 from fitter.programs.later import output_bytes
 from tests.support.cases import named_cases
 from tests.support.command import json_of_python
-from tools.tiny import TINY_DENSE
+from tools.models.tiny import TINY_DENSE
 
 MODEL = TINY_DENSE
 

@@ -19,7 +19,7 @@ from fitter.api.report_plan import beside
 from fitter.errors import CancelledError, ModelError, UsageError
 from fitter.planning.request.request import Progress
 from tests.support.patience import SECONDS, all_end, until
-from tools.shapes import write, write_split
+from tools.models.shapes import write, write_split
 
 MODEL = "qwen3-30b-a3b"
 

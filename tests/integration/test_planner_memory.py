@@ -17,7 +17,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, VirtualDevice
 from fitter.llama.worker.process import Process
 from tests.support.cases import cases, named_cases
-from tools import shapes
+from tools.models import shapes
 
 GIB, MIB = 2**30, 2**20
 MOST = 250 * MIB

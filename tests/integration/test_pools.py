@@ -15,7 +15,7 @@ import fitter
 from fitter import Plan, VirtualDevice
 from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus
-from tools import shapes
+from tools.models import shapes
 
 MIB, GIB = 2**20, 2**30
 

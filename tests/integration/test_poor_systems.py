@@ -12,7 +12,7 @@ from fitter import system
 from fitter.machine.host import host_memory
 from tests.support.cases import cases, named_cases
 from tests.support.patience import SECONDS
-from tools.tiny import TINY_DENSE
+from tools.models.tiny import TINY_DENSE
 
 MODEL = TINY_DENSE
 

@@ -13,9 +13,10 @@ import pytest
 from fitter.llama.build.library import backend_path
 from fitter.machine.gpu import VULKAN_DRIVERS
 from tests.support.cases import named_cases
-from tools import cuda_reference, shapes
-from tools.backend_loads import METAL, VULKAN, answers, stored
-from tools.load_answers import MODELS
+from tools.comparisons import cuda_reference
+from tools.comparisons.backend_loads import METAL, VULKAN, answers, stored
+from tools.comparisons.load_answers import MODELS
+from tools.models import shapes
 from tools.oracle import operations
 
 

@@ -16,14 +16,14 @@ from fitter.machine.gpu import parse_gpus
 from fitter.machine.gpu_catalogue import capability
 from tests.support.cases import cases
 from tests.support.command import run_python
-from tools import shapes
-from tools.backend_loads import METAL, answers, stored
-from tools.cuda_reference import MEMORY, write_model
-from tools.load_answers import answer
+from tools.comparisons.backend_loads import METAL, answers, stored
+from tools.comparisons.cuda_reference import MEMORY, write_model
+from tools.comparisons.load_answers import answer
 from tools.metal import check
 from tools.metal.build import build
+from tools.models import shapes
+from tools.models.tiny import write_tiny
 from tools.oracle import operations
-from tools.tiny import write_tiny
 
 
 def reserved(path: Path, card: VirtualDevice, params: Params) -> int:

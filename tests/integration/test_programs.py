@@ -33,10 +33,10 @@ from fitter.regression import check_cases
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.plans import GIB, MIB
-from tools import shapes
-from tools.shapes import write_shape
-from tools.tiny import write_tiny
-from tools.tiny_kinds import write_bert, write_hybrid, write_swa
+from tools.models import shapes
+from tools.models.shapes import write_shape
+from tools.models.tiny import write_tiny
+from tools.models.tiny_kinds import write_bert, write_hybrid, write_swa
 
 SERVER, CLI, PYTHON, BENCH = [*PROGRAMS][:4]
 pytestmark = pytest.mark.usefixtures("one_worker")

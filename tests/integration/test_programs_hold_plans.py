@@ -18,10 +18,10 @@ from fitter.api import Plan
 from fitter.errors import PlanError, UsageError
 from fitter.parameters.targets import OWN_FORMATS
 from tests.formats import ik_llama, modelfile
-from tools import shapes
-from tools.shapes import SHAPES
-from tools.tiny import TINY_DENSE, write_tiny
-from tools.tiny_projector import write_projector
+from tools.models import shapes
+from tools.models.shapes import SHAPES
+from tools.models.tiny import TINY_DENSE, write_tiny
+from tools.models.tiny_projector import write_projector
 
 Drawn = tuple[str, list[str], dict[str, Any]]
 

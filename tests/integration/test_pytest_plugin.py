@@ -20,7 +20,7 @@ from fitter.regression.lockfile import Lock, LockedFleet, LockedMember, dumps, r
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import is_running, until
-from tools.tiny import TINY_DENSE, write_tiny
+from tools.models.tiny import TINY_DENSE, write_tiny
 
 pytest_plugins = ["pytester"]
 
@@ -695,7 +695,7 @@ def test_a_model_that_changes_is_fitted_again(pytester: pytest.Pytester, root: P
     pytester.makepyfile(
         f"""
         import pytest
-        from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+        from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
         architectures = []
 

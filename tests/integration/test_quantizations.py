@@ -23,8 +23,8 @@ from fitter.planning.tables.quantization_rows import Quantization, needs_imatrix
 from fitter.storage import parse_toml
 from tests.support.command import run_fitter
 from tests.support.quantize import DRY, quantized
-from tools import shapes
-from tools.tiny_kinds import write_half_moe, write_hybrid, write_swa
+from tools.models import shapes
+from tools.models.tiny_kinds import write_half_moe, write_hybrid, write_swa
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS: dict[str, dict[str, Any]] = parse_toml(

@@ -18,7 +18,7 @@ from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus
 from fitter.parameters.table import LoadKeywords, taken_by
 from fitter.planning.request.request import DEFAULT_HOST_MARGIN
-from tools import shapes
+from tools.models import shapes
 
 MODELS = {
     "dense": shapes.shape("small-dense"),

@@ -9,7 +9,7 @@ import pytest
 from fitter.llama.types import Breakdown
 from tests.support import real_cards
 from tests.support.real_cards import Load
-from tools import card_loads
+from tools.measurements import card_loads
 
 LOADS = real_cards.loads()
 

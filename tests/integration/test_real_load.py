@@ -17,8 +17,8 @@ import fitter
 from fitter.errors import PlanError
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_python
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
-from tools.tiny_kinds import write_swa
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.models.tiny_kinds import write_swa
 
 LOAD = """
 import json, sys

@@ -32,8 +32,8 @@ from fitter.regression.measuring import measure_case
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import SECONDS, all_end, suspended
-from tools import shapes
-from tools.shapes import Q4_K, Q8_0, Shape, write_shape, write_split
+from tools.models import shapes
+from tools.models.shapes import Q4_K, Q8_0, Shape, write_shape, write_split
 
 N_LAYER, N_VOCAB = 4, 4000
 

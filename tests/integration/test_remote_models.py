@@ -28,8 +28,8 @@ from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import SECONDS, until
 from tests.support.ranges import FileServer, Request, serving
-from tools import shapes
-from tools.tiny import write_tiny
+from tools.models import shapes
+from tools.models.tiny import write_tiny
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 

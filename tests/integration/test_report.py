@@ -27,8 +27,8 @@ from tests.integration.test_hostile_text import ATTACKS
 from tests.support.cases import cases
 from tests.support.command import run_fitter
 from tests.support.pages import MARKUP, PHONE, WIDE, heard, opened, pasted, serving, words_of
-from tools import shapes
-from tools.tiny import TINY_DENSE, write_tiny
+from tools.models import shapes
+from tools.models.tiny import TINY_DENSE, write_tiny
 
 pytestmark = pytest.mark.usefixtures("one_worker")
 

@@ -14,7 +14,7 @@ from fitter.cli import main
 from fitter.output.pages.exploration_page import exploration_page
 from tests.support.cases import cases
 from tests.support.pages import MARKUP, PHONE, WIDE, heard, opened, serving, words_of
-from tools.shapes import write
+from tools.models.shapes import write
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -22,10 +22,10 @@ from fitter.model.files import remote_files, stored_headers
 from tests.support.cases import cases, named_cases
 from tests.support.hub import Hub, hub_of
 from tests.support.ranges import Request
-from tools import shapes
-from tools.tiny import TINY_MOE, write_tiny
-from tools.tiny_lora import write_lora
-from tools.tiny_projector import write_projector
+from tools.models import shapes
+from tools.models.tiny import TINY_MOE, write_tiny
+from tools.models.tiny_lora import write_lora
+from tools.models.tiny_projector import write_projector
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 

@@ -13,9 +13,9 @@ import fitter
 from fitter.llama.client import Worker
 from fitter.planning.request.ask import Ask
 from tests.support.cases import named_cases
-from tools import shapes
-from tools.servers import RpcServer
-from tools.tiny import TINY_DENSE, write_tiny
+from tools.faults.cut_servers import RpcServer
+from tools.models import shapes
+from tools.models.tiny import TINY_DENSE, write_tiny
 
 MIB = 2**20
 _PRINTED = re.compile(r"sched_reserve: +(\S+) compute buffer size = +([0-9.]+) MiB")

@@ -30,8 +30,10 @@ from fitter.machine.gpu import parse_gpus
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import SECONDS, is_running, until, with_more_time
-from tools import rpc_servers, shapes, upstream
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.comparisons import upstream
+from tools.loopback import rpc_servers
+from tools.models import shapes
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 MIB = 2**20
 SLOW = "0.1GB/s"

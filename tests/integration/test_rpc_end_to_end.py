@@ -20,7 +20,7 @@ import pytest
 import fitter
 from examples.tiny_moe import write
 from tests.support.command import json_of_python
-from tools.servers import RpcServer
+from tools.faults.cut_servers import RpcServer
 
 MIB = 1024 * 1024
 PART = 48 * MIB
@@ -201,7 +201,7 @@ print(json.dumps([alone.plan.params.devices, rows, [said, both], here]))
 def test_names_are_those_of_the_plan_and_nobody_elses_models_are_touched(
     tmp_path: Path, servers: list[RpcServer]
 ) -> None:
-    from tools.tiny import write_tiny
+    from tools.models.tiny import write_tiny
 
     path, addresses = write_tiny(tmp_path / "tiny.gguf"), [server.address for server in servers]
     devices, found, said, plain = json_of_python(NAMES, path, json.dumps(addresses))

@@ -40,9 +40,9 @@ from tests.support.command import run_fitter
 from tests.support.hub import hub_of
 from tests.support.pages import heard, pasted, reads, words_of
 from tests.support.patience import until
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
-from tools.upstream import TOOLS
-from tools.web_server import Served, ask, load, serving
+from tools.comparisons.upstream import TOOLS
+from tools.loopback.web_server import Served, ask, load, serving
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

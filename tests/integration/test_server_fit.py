@@ -15,7 +15,7 @@ import pytest
 from fitter.llama.client import Worker
 from fitter.programs import facts
 from fitter.programs.facts import defaults_of
-from tools import upstream
+from tools.comparisons import upstream
 from tools.server_fit.compare import Models, compare_plan, one_load_differs, plan_differs, planned
 from tools.server_fit.pairs import FEATURES, PAIRS, SLOTS, Case
 

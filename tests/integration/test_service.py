@@ -17,8 +17,8 @@ import fitter
 from fitter.web.known_answers import KnownAnswers
 from fitter.web.pool import FRESH
 from tests.support.cases import cases, named_cases
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
-from tools.web_server import Served, ask, serving
+from tools.loopback.web_server import Served, ask, serving
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 CARD = ["1GiB"]
 DENSE = {"model": "dense.gguf", "gpus": CARD, "n_ctx": 2048}

@@ -42,8 +42,8 @@ from tests.support import ranges
 from tests.support.cases import cases, named_cases
 from tests.support.real_cards import DATA as REAL
 from tests.unit.test_shapes import WEIGHTS
-from tools import shapes
-from tools.cuda_reference import DATA as CUDA
+from tools.comparisons.cuda_reference import DATA as CUDA
+from tools.models import shapes
 
 __all__ = ["snapshots"]
 
@@ -178,7 +178,7 @@ NEMOTRON_H = {
     "ssm_state_size": 128,
     "vocab_size": 131072,
 }
-"""Of models that are not in the catalogue: what tools/shapes.py says of them, by the names of a config.json."""
+"""Of models that are not in the catalogue: what tools/models/shapes.py says of them, by the names of a config.json."""
 NO_MTP = {"mtp_num_hidden_layers": 0}
 KNOWN: dict[str, tuple[str | None, Mapping[str, Any]]] = {
     "llama-3.1-8b": ("llama-3.1-8b", {}),
@@ -196,7 +196,7 @@ KNOWN: dict[str, tuple[str | None, Mapping[str, Any]]] = {
     "qwen3-next-80b-a3b": (None, QWEN3_NEXT),
     "nemotron-h-9b": (None, NEMOTRON_H),
 }
-"""By the name in tools/shapes.py: the name in the catalogue, and what of it is otherwise."""
+"""By the name in tools/models/shapes.py: the name in the catalogue, and what of it is otherwise."""
 
 
 ALIKE = ("llama-3.1-70b", "qwen3-32b", "qwen3-235b-a22b", "kimi-k2", "gpt-oss-120b")

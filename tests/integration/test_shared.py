@@ -20,11 +20,11 @@ from fitter.output.keywords import fit_kwargs
 from tests.drafting import upstream as drafting
 from tests.support.cases import cases, named_cases
 from tests.support.llama_builds import where
-from tools import shapes
-from tools.shapes import F32, Q4_K, Shape, Tensor
-from tools.tiny import TINY_DENSE, write_tiny
-from tools.tiny_lora import write_lora
-from tools.tiny_projector import TinyProjector, write_projector
+from tools.models import shapes
+from tools.models.shapes import F32, Q4_K, Shape, Tensor
+from tools.models.tiny import TINY_DENSE, write_tiny
+from tools.models.tiny_lora import write_lora
+from tools.models.tiny_projector import TinyProjector, write_projector
 
 pytestmark = pytest.mark.usefixtures("one_worker")
 

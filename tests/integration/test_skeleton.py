@@ -25,7 +25,7 @@ from fitter.llama.header.read_header import Headers, header_of
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
 from fitter.model.files import source
 from tests.support.cases import cases, named_cases
-from tools.shapes import SHAPES, write, write_split
+from tools.models.shapes import SHAPES, write, write_split
 
 CARDS = [VirtualDevice(f"CUDA{i}", "Card", "cuda", 890, 400 * 2**30, 400 * 2**30) for i in range(2)]
 

@@ -11,9 +11,9 @@ import pytest
 
 from fitter.api import Plan
 from fitter.machine.gpu import parse_gpus
-from tools import shapes, tiny
 from tools.architectures import compare
 from tools.architectures.compare import Machine
+from tools.models import shapes, tiny
 
 _EIGHT = ("4x 31600MiB", "2x 23688MiB", "2x 48270MiB")
 

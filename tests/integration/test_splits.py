@@ -18,9 +18,10 @@ from fitter.machine.gpu import parse_gpus
 from fitter.model.header import open_model
 from tests.support.cases import cases, named_cases
 from tests.support.llama_builds import NEWEST, PINNED, every, where
-from tools import rpc_servers, shapes
+from tools.loopback import rpc_servers
+from tools.models import shapes
+from tools.models.tiny import TINY_MOE, TinyModel, write_tiny
 from tools.splits import loads
-from tools.tiny import TINY_MOE, TinyModel, write_tiny
 
 STORED = Path(__file__).resolve().parents[1] / "data" / "splits"
 """Bytes that ``python -m tools.splits --store`` stored for the loads that ``draw`` draws with seed 1."""

@@ -22,8 +22,8 @@ from fitter.machine.gpu import parse_gpus
 from tests.support.cases import named_cases
 from tests.support.command import run_python
 from tests.support.patience import SECONDS, TooLateError, in_time
-from tools.cuda_reference import write_model
-from tools.shapes import SHAPES, write_shape
+from tools.comparisons.cuda_reference import write_model
+from tools.models.shapes import SHAPES, write_shape
 
 MAIN = [sys.executable, "-m", "fitter"]
 HEAVY = {"llama_cpp", "numpy", "cffi", "jinja2"}

@@ -14,7 +14,7 @@ import pytest
 
 import fitter
 from tests.support.cases import named_cases
-from tools import shapes
+from tools.models import shapes
 
 GPUS = ("4GiB", "3GiB")
 """Two places of the same price for a tensor, one of which is a rounding cheaper."""

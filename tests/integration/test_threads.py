@@ -18,8 +18,8 @@ from fitter.machine import bandwidth
 from fitter.planning.plan.plan import Search
 from fitter.planning.request.request import Progress
 from tests.support.patience import SECONDS
-from tools import shapes
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.models import shapes
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 FITS: dict[str, tuple[str, dict[str, Any]]] = {
     "large MoE, three unequal": ("qwen3-30b-a3b", {"gpus": ["8GiB", "6GiB", "4GiB"]}),

@@ -23,7 +23,7 @@ from tests.integration.test_planner import timeless
 from tests.support.cases import cases
 from tests.support.expert_placements import GPUS as PLACED_ON
 from tests.support.expert_placements import OTHERS, PLACED
-from tools.shapes import Q4_K, Q8_0, SHAPES, write_shape, write_split
+from tools.models.shapes import Q4_K, Q8_0, SHAPES, write_shape, write_split
 
 BASE = SHAPES["llama-3.1-8b"]
 GPUS = ["6GiB"]

@@ -14,8 +14,8 @@ import pytest
 from fitter.cli import main
 from tests.integration.test_library_profile import compile_library, cuda_build
 from tests.support.cases import cases, named_cases
-from tools import upstream
-from tools.tiny import write_tiny
+from tools.comparisons import upstream
+from tools.models.tiny import write_tiny
 
 CASE = '[cases.chat]\nmodel = "tiny.gguf"\ngpu = "rtx-4090"\nn_ctx = 4096\n'
 LLAMA = """

@@ -22,8 +22,8 @@ from fitter.errors import LlamaCppError, UsageError
 from tests.support.cases import named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import until
-from tools import upstream
-from tools.tiny_kinds import write_bert
+from tools.comparisons import upstream
+from tools.models.tiny_kinds import write_bert
 
 SERVER = "llama-server"
 ASKED: dict[str, Any] = {"n_ctx": 1024, "prompt": 100, "generate": 8, "cache_ram": 64, "n_seq_max": 2}

@@ -16,7 +16,7 @@ from fitter.llama.build.library import backend_path
 from fitter.llama.client import Worker
 from fitter.llama.types import LAYOUT_DEVICE, Params, TensorBuftOverride, VirtualDevice, describe
 from tests.support.cases import named_cases
-from tools.cuda_reference import write_model
+from tools.comparisons.cuda_reference import write_model
 
 GIB = 2**30
 MODELS = ("llama31-8b", "qwen3-30b-a3b", "gemma3-12b", "dsv2lite", "nemotron-h-9b", "gptoss-20b")

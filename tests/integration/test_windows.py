@@ -16,12 +16,12 @@ import pytest
 from fitter.llama.build import pe
 from tests.support.cases import cases
 from tests.support.wine import with_wine
-from tools import llama_builds
-from tools.cases import CASES, MIXED
-from tools.tiny import write_tiny
-from tools.tiny_kinds import write_hybrid, write_swa
-from tools.tiny_lora import write_lora
-from tools.tiny_projector import write_projector
+from tools.builds import llama_builds
+from tools.comparisons.cases import CASES, MIXED
+from tools.models.tiny import write_tiny
+from tools.models.tiny_kinds import write_hybrid, write_swa
+from tools.models.tiny_lora import write_lora
+from tools.models.tiny_projector import write_projector
 from tools.wine import compare, place, questions
 
 BINDINGS = Path(__file__).resolve().parents[2] / "bindings"

@@ -11,7 +11,7 @@ import fitter
 from fitter.cli import main
 from fitter.llama.types import Params
 from tests.support.cases import cases
-from tools.tiny import write_tiny
+from tools.models.tiny import write_tiny
 
 MODEL = "llama-3.1-8b"
 

@@ -19,8 +19,8 @@ from fitter.planning.plan.plan import Plan
 from fitter.planning.speed.cost import default, token_seconds
 from tests.support.cases import named_cases
 from tests.support.command import run_fitter
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
-from tools.tiny_kinds import write_hybrid
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.models.tiny_kinds import write_hybrid
 
 TALK = "prompt=600,reused=80%,answer=50,turns=4"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import run_python
-from tools import shapes
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.models import shapes
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 DUMMY_LOAD = """
 import json, sys

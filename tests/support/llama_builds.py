@@ -13,7 +13,7 @@ import pytest
 
 import fitter
 from fitter.errors import LibraryError
-from tools import llama_builds, llama_python
+from tools.builds import llama_builds, llama_python
 
 PINNED = "python"
 NEWEST = list(llama_builds.libraries())[-1]

@@ -10,7 +10,7 @@ from fitter.model.header import Model
 from fitter.planning.placing.layer_sizes import HOST, Item
 from fitter.planning.placing.placement import Placement, overrides_of
 from fitter.planning.speed.model_facts import ModelFacts, facts_of
-from tools.shapes import SHAPES, Shape
+from tools.models.shapes import SHAPES, Shape
 
 
 def value_of(value: object) -> MetadataValue:

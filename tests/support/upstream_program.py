@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools import upstream
+from tools.comparisons import upstream
 
 
 def compile_program(code: Path, directory: Path) -> Path:

@@ -12,7 +12,7 @@ from benchmarks.measuring import with_layers
 from benchmarks.results import Chosen, Comparison, Growth, Memory, Program, Results, Setting, load, save
 from benchmarks.tables import DEVICES, EIGHT_LOADS, EIGHT_RATIO, LAYERS, MEMORY, ONE_RATIO, checks, document
 from tests.support.cases import cases, named_cases
-from tools.shapes import SHAPES
+from tools.models.shapes import SHAPES
 
 MB = 10**6
 GIB = 2**30

@@ -15,8 +15,8 @@ from fitter.cli.llama_options import Used, all_options, split
 from fitter.llama.types import Params
 from tests.support.cases import cases
 from tests.support.plans import make_plan
+from tools.builds.upstream_options import SOURCE, UpstreamOption, read_options
 from tools.follow.facts import known
-from tools.upstream_options import SOURCE, UpstreamOption, read_options
 
 NEWEST = {name: int(said.split()[0]) for names, said in known()["options"][1].items() for name in names.split(", ")}
 """The options of the newest build whose source was read, and how many words follow each."""

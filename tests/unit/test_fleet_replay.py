@@ -12,7 +12,7 @@ import pytest
 
 from fitter.planning.fleet.residency import FleetRoom, Member, Rules, Runs, Way, models_of
 from tests.support.cases import named_cases
-from tools.fleet_replay import (
+from tools.fleets.replay import (
     PATTERNS,
     Asked,
     Policy,

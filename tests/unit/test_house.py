@@ -206,6 +206,8 @@ def test_what_differs_between_systems_is_in_seams() -> None:
 def test_few_files_stand_at_the_root() -> None:
     """A newcomer finds a room by its name; what is not in a room is what every room needs, or a start."""
     assert len(list((ROOT / "fitter").glob("*.py"))) <= 10
+    assert len(list((ROOT / "fitter/api").glob("*.py"))) <= 20
+    assert list((ROOT / "tools").glob("*.py")) == []
 
 
 def test_no_imports_in_a_circle() -> None:

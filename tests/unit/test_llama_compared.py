@@ -14,7 +14,7 @@ from fitter.llama.build.virtual_backends import Answering, Compared, CudaLibrary
 from fitter.llama.virtual import VirtualDevice
 from fitter.version import numbers_of
 from tests.support.cases import cases, named_cases
-from tools.load_answers import read_table
+from tools.comparisons.load_answers import read_table
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 

@@ -12,7 +12,7 @@ from fitter.errors import ModelError
 from fitter.llama.types import Array, Header, MetadataValue, TensorInfo
 from fitter.model.header import open_model
 from tests.support.cases import cases, named_cases
-from tools.shapes import ALIGNMENT, SHAPES, write, write_split
+from tools.models.shapes import ALIGNMENT, SHAPES, write, write_split
 
 OFFSET = 4096
 METADATA: dict[str, MetadataValue] = {
@@ -168,7 +168,7 @@ def test_the_second_file_is_truncated(tmp_path: Path) -> None:
 
 
 def _reader(shape: str, parts: int) -> Callable[[str], Header]:
-    """Reads what ``tools.shapes`` has written, but for the header itself."""
+    """Reads what ``tools.models.shapes`` has written, but for the header itself."""
 
     def read(path: str) -> Header:
         tensors = SHAPES[shape].tensors

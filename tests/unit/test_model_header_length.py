@@ -7,8 +7,8 @@ import pytest
 
 from fitter.model.files.header_length import LONGEST, Damaged, HeaderLength, TooLong
 from tests.support.cases import cases
-from tools import shapes
-from tools.tiny import write_tiny
+from tools.models import shapes
+from tools.models.tiny import write_tiny
 
 
 def read(data: bytes, file_bytes: int, first: int) -> tuple[bytes, int]:

@@ -43,8 +43,8 @@ from tests.support.cases import cases, named_cases
 from tests.support.placements import facts, model_of
 from tests.support.speed_rows import DATA
 from tests.support.synthetic import CARD, DESKTOP, MIB, SLOW_CARD
-from tools.expert_caches import bytes_on
-from tools.shapes import SHAPES
+from tools.comparisons.expert_caches import bytes_on
+from tools.models.shapes import SHAPES
 
 PUBLISHED = DATA / "expert_caches.csv"
 SIZES = DATA / "expert_cache_sizes.csv"

@@ -27,7 +27,7 @@ from fitter.planning.speed.cost import Workload
 from fitter.text import MIB
 from tests.support.cases import cases, named_cases
 from tests.support.placements import model_of
-from tools.shapes import SHAPES
+from tools.models.shapes import SHAPES
 
 GPUS = ["24GiB", "8GiB"]
 HOST_SPEED = HostSpeed(4e10, "said here")

@@ -26,7 +26,7 @@ from fitter.planning.speed.work import (
 from fitter.text import MIB
 from tests.support.cases import cases, named_cases
 from tests.support.placements import MODEL, PLACEMENTS, facts, model_of, said
-from tools.shapes import SHAPES
+from tools.models.shapes import SHAPES
 
 N_CTX = 8192
 

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from tools import shapes
 from tools.architectures.compare import (
     Checked,
     check,
@@ -27,6 +26,7 @@ from tools.architectures.compare import (
     machines_for_size,
     with_context,
 )
+from tools.models import shapes
 
 N_CTX = 2048
 """A second copy of each tiny model has eight times that, and a machine for it: their own leaves nothing to fit."""
@@ -37,7 +37,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tools.architectures.check", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", type=Path, help="a directory of GGUF files, such as test-llama-archs -o writes")
     parser.add_argument(
-        "--shapes", action="store_true", help="the shapes of tools/shapes.py, on tools/cases.py's machines"
+        "--shapes",
+        action="store_true",
+        help="the shapes of tools/models/shapes.py, on tools/comparisons/cases.py's machines",
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="only what has TEXT in its name")
     parser.add_argument("--jobs", type=int, default=2, help="models at a time (2)")

@@ -19,8 +19,8 @@ from fitter.errors import FitterError, LibraryError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import NO_GPU, parse_gpus
-from fitter.storage import TemporaryDirectory
-from tools.cases import CASES
+from fitter.storage.temporary import Directory
+from tools.comparisons.cases import CASES
 
 _T = TypeVar("_T")
 
@@ -315,7 +315,7 @@ def _gpu(index: int, size: int) -> VirtualDevice:
 
 
 def machines_for_shape(name: str, path: Path) -> list[Machine]:
-    """The shape's machines in tools/cases.py, and others of one, two and eight devices where it has none there."""
+    """The shape's machines in tools/comparisons/cases.py; others of one, two and eight devices without one."""
     words = {"-c": "n_ctx", "--fit-ctx": "fit_ctx"}
     machines = []
     for case in CASES:

@@ -22,7 +22,7 @@ from fitter.llama.types import Header, ModelInfo, Params, TensorBuftOverride
 from fitter.planning.checked.verification import compare
 from fitter.planning.plan.verified import VerifiedDifference
 from tools.architectures.compare import with_context
-from tools.servers import RpcServer
+from tools.faults.cut_servers import RpcServer
 
 N_CTX = 2048
 """Of every sequence, and what each model is told that it was trained with: its own 256 tokens are no micro batch."""

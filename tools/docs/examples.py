@@ -44,10 +44,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from tools import llama_builds
+from tools.builds import llama_builds
+from tools.comparisons.upstream import TOOLS
 from tools.docs import models
 from tools.docs.pages import ROOT, Block, Kind, blocks, commands, pages, same
-from tools.upstream import TOOLS
 
 COLUMNS = 100
 SECONDS = 120

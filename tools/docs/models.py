@@ -11,10 +11,10 @@ from pathlib import Path
 
 from examples.tiny_moe import TinyModel
 from examples.tiny_moe import write as write_real
-from tools import llama_builds
-from tools.shapes import SHAPES, write_shape
-from tools.tiny_lora import write_lora
-from tools.tiny_projector import TinyProjector, write_projector
+from tools.builds import llama_builds
+from tools.models.shapes import SHAPES, write_shape
+from tools.models.tiny_lora import write_lora
+from tools.models.tiny_projector import TinyProjector, write_projector
 
 _SMALL = TinyModel("Small MoE", n_layer=8, n_embd=256, n_head=8, n_head_kv=4, n_embd_head=32, n_ff=256, n_expert=8)
 KEPT = Path(__file__).resolve().parents[2] / "build" / "docs" / "models"

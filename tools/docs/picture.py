@@ -28,7 +28,7 @@ def readme_picture() -> str:
     import fitter
     from fitter.api.report_plan import beside
     from fitter.output.pages.report_page import plan_picture
-    from tools import shapes
+    from tools.models import shapes
 
     with tempfile.TemporaryDirectory() as folder:
         plan = fitter.fit(shapes.write(SHAPE, Path(folder)), **OPTIONS)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fitter.llama.build import functions, layouts
 from fitter.version import numbers_of
-from tools import llama_builds
+from tools.builds import llama_builds
 from tools.follow import facts as known_facts
 from tools.follow.facts import DEFAULTS, OPERATIONS, Facts
 from tools.follow.subject import Subject

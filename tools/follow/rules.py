@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fitter.llama.build.build_folder import find
-from tools import backend_loads, compared, shapes
-from tools.compared import ORACLE
+from tools.comparisons import backend_loads, cuda_rules
+from tools.comparisons.cuda_rules import ORACLE
+from tools.comparisons.load_answers import compare as print_differences
 from tools.follow.subject import PLACE, FollowError, Subject
-from tools.load_answers import compare as print_differences
 from tools.metal import build as build_metal
 from tools.metal.check import variables
+from tools.models import shapes
 from tools.oracle import build as build_cuda
 from tools.oracle import build_hip
 from tools.oracle.build import MissingError
@@ -41,7 +42,7 @@ def compare(subject: Subject, count: int, jobs: int, models: Path, keep: bool) -
             yield f"differs: {profile}: its source cannot be compiled without a card: {error.cmd[0]} failed, see above"
             continue
         if keep:
-            compared.keep(found, profile)
+            cuda_rules.keep(found, profile)
         word = "equal" if found["equal"] == found["rows"] else "differs"
         yield f"{word}: {profile}: {found['equal']} of {found['rows']}"
 
@@ -49,8 +50,8 @@ def compare(subject: Subject, count: int, jobs: int, models: Path, keep: bool) -
 def _compare_cuda(subject: Subject, profile: str, count: int, jobs: int, models: Path) -> Figures:
     build = build_hip.build if profile == "rocm" else build_cuda.build
     library = build(_source(subject), _place(subject, profile), _ggml_base(subject), jobs)
-    rows = draw(list(shapes.SHAPES), count, _SEED, compared.CARDS[profile])
-    return compared.compare(_compared(subject, profile, library), rows, models, jobs)
+    rows = draw(list(shapes.SHAPES), count, _SEED, cuda_rules.CARDS[profile])
+    return cuda_rules.compare(_compared(subject, profile, library), rows, models, jobs)
 
 
 def _compare_metal(subject: Subject, profile: str, count: int, jobs: int, models: Path) -> Figures:
@@ -64,7 +65,7 @@ def _compare_metal(subject: Subject, profile: str, count: int, jobs: int, models
     real = list(backend_loads.answers(loads, model, lambda load: variables(load, library), where))
     ours = list(backend_loads.answers(loads, model, llama_cpp=where))
     different = print_differences(f"{subject.name}, {profile}", loads, real, ours)
-    return compared.figures_of(_compared(subject, profile, library), count, count - different)
+    return cuda_rules.figures_of(_compared(subject, profile, library), count, count - different)
 
 
 _PROFILES: dict[str, Callable[[Subject, str, int, int, Path], Figures]] = {
@@ -81,8 +82,8 @@ _BY = {
 }
 
 
-def _compared(subject: Subject, profile: str, library: Path) -> compared.Subject:
-    return compared.Subject(subject.name, str(subject.library), library, _BY[profile], profile)
+def _compared(subject: Subject, profile: str, library: Path) -> cuda_rules.Subject:
+    return cuda_rules.Subject(subject.name, str(subject.library), library, _BY[profile], profile)
 
 
 def _source(subject: Subject) -> Path:

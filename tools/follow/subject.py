@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools import older_c_library
-from tools.llama_builds import ROOT
+from tools.builds import older_c_library
+from tools.builds.llama_builds import ROOT
 
 PLACE = ROOT / "build" / "follow"
 _BUILD_NUMBER = re.compile(r"(?<!\d)(\d{5})(?!\d)")
@@ -25,7 +25,7 @@ class FollowError(Exception):
 
 @dataclass(frozen=True)
 class Package:
-    """A file of the package index, as ``tools/llama_builds.json`` names it."""
+    """A file of the package index, as ``tools/builds/llama_builds.json`` names it."""
 
     name: str
     version: str

@@ -12,11 +12,11 @@ from pathlib import Path
 from fitter.errors import FitterError
 from fitter.llama.build.build_folder import PYTHON, find
 from fitter.llama.client import Worker
-from tools import llama_builds, llama_python
-from tools.llama_builds import ROOT, FetchError
+from tools.builds import llama_builds, llama_python
+from tools.builds.llama_builds import ROOT, FetchError
+from tools.comparisons.load_answers import compare as comparison
 from tools.llama_truth.loads import draw, measured, store
 from tools.llama_truth.program import CompileError, answers, compiled, headers_of, servers, with_one_cpu
-from tools.load_answers import compare as comparison
 
 STORED, SEED = 60, 14
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, TensorBuftOverride
-from tools import shapes
-from tools.load_answers import MODELS, draw_params, params_of, params_text, read_table, text_of, write_table
-from tools.tiny import write_tiny
+from tools.comparisons.load_answers import MODELS, draw_params, params_of, params_text, read_table, text_of, write_table
+from tools.models import shapes
+from tools.models.tiny import write_tiny
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "llama_builds"
 COLUMNS = ("model", "params", "result")
@@ -27,7 +27,7 @@ _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 @dataclass(frozen=True)
 class Load:
-    """A load of one of ``tools.load_answers.MODELS`` that allocates nothing, or of ``TINY`` that does."""
+    """A load of one of ``tools.comparisons.load_answers.MODELS`` that allocates nothing, or of ``TINY`` that does."""
 
     model: str
     params: Params

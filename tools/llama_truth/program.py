@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fitter.llama.build.build_folder import PYTHON, Build, find
-from tools import llama_builds, llama_python, rpc_servers
+from tools.builds import llama_builds, llama_python
+from tools.comparisons.upstream import tool
 from tools.llama_truth.loads import Load
-from tools.upstream import tool
+from tools.loopback import rpc_servers
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _SECONDS = 600
@@ -104,7 +105,7 @@ def with_one_cpu(name: str, into: Path) -> str:
     """What to call a build whose backend of the CPU is the same on every machine of today.
 
     Where a build has several of them, that is a directory with links to one of them only, which needs AVX2. Raises
-    ``FetchError``, and ``CompileError`` of ``tools.llama_python``.
+    ``FetchError``, and ``CompileError`` of ``tools.builds.llama_python``.
     """
     if name == PYTHON:
         return PYTHON

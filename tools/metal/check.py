@@ -13,10 +13,10 @@ from pathlib import Path
 
 from fitter.llama.build.library import backend_path
 from fitter.llama.types import VirtualDevice, describe
-from tools import shapes
-from tools.backend_loads import METAL, Load, answers, draw, store
-from tools.load_answers import compare
+from tools.comparisons.backend_loads import METAL, Load, answers, draw, store
+from tools.comparisons.load_answers import compare
 from tools.metal.build import build
+from tools.models import shapes
 from tools.oracle import operations
 from tools.oracle.build import MissingError
 

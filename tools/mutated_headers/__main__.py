@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
+from tools.loopback.web_server import Served, serving
 from tools.mutated_headers import doors
 from tools.mutated_headers.doors import Outcome
 from tools.mutated_headers.mutations import Mutation, Source, drawn, mutated, sources
-from tools.web_server import Served, serving
 
 DOORS = ("fit", "quants", "serve", "explore", "directory")
 _TOGETHER = 9

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tools.web_server import Served, ask
+from tools.loopback.web_server import Served, ask
 
 MOST_MEMORY = 600 * 10**6
 MOST_SECONDS = 10.0

@@ -13,11 +13,11 @@ from fitter.model.shapes.catalogue import published_shape
 from fitter.model.shapes.common import ShapeHeader
 from fitter.model.shapes.mapping import header_of
 from fitter.model.tensors import layer_of
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.models.tiny_kinds import write_hybrid, write_swa, write_vision
 from tools.mutated_headers.fields import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, UINT64, Entry, Walk
 from tools.mutated_headers.fields import packed as value
 from tools.mutated_headers.fields import packed_array as array
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
-from tools.tiny_kinds import write_hybrid, write_swa, write_vision
 
 _WRITTEN: Mapping[str, Callable[[Path], Path]] = {
     "qwen3moe": lambda path: write_tiny(path, TINY_MOE),

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fitter.llama.build.library import backend_path
-from tools import cuda_reference, shapes
-from tools.load_answers import read_table, write_table
+from tools.comparisons import cuda_reference
+from tools.comparisons.load_answers import read_table, write_table
+from tools.models import shapes
 from tools.oracle import build as build_cuda
 from tools.oracle import build_hip, operations
 from tools.oracle.build import MissingError

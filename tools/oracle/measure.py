@@ -11,9 +11,9 @@ from fitter.errors import LlamaCppError
 from fitter.llama.build.virtual_backends import CudaLibrary
 from fitter.llama.client import Worker
 from fitter.llama.types import describe
-from tools.cuda_reference import Load, cheapest_order, load_of, splits_of, write_model
-from tools.environment import with_variables
-from tools.load_answers import compare, text_of
+from tools.builds.environment import with_variables
+from tools.comparisons.cuda_reference import Load, cheapest_order, load_of, splits_of, write_model
+from tools.comparisons.load_answers import compare, text_of
 
 Row = dict[str, str]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import llama_cpp
 
 from fitter.llama.types import VirtualDevice, describe
-from tools.cuda_reference import card
+from tools.comparisons.cuda_reference import card
 from tools.oracle.draw import ARCHITECTURES
 
 HERE = Path(__file__).resolve().parent

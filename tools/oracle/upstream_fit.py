@@ -10,9 +10,9 @@ from pathlib import Path
 
 from fitter.llama.types import VirtualDevice, describe
 from fitter.machine.gpu_catalogue import capability
-from tools import shapes
-from tools.cuda_reference import write_model
-from tools.upstream import environment, fit_command
+from tools.comparisons.cuda_reference import write_model
+from tools.comparisons.upstream import environment, fit_command
+from tools.models import shapes
 
 MIB = 2**20
 # Free MiB of each device, by compute capability: one small card to more than the largest shape needs.

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fitter.llama.worker.remembered_loads import RememberingWorker
-from tools.rpc_servers import servers
+from tools.loopback.rpc_servers import servers
 from tools.search.machines import Machine, draw, draw_mixed, draw_remote, renamed
 from tools.search.outcomes import Asking, Outcome, worse
 from tools.search.relations import relations

@@ -21,7 +21,8 @@ from fitter.machine.speed import REMOTE, DeviceSpeed
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.request.request import DEFAULT_HOST_MARGIN, DEFAULT_MARGIN
 from fitter.planning.speed.cost import Workload
-from tools import shapes, upstream
+from tools.comparisons import upstream
+from tools.models import shapes
 from tools.search.machines import MIB, Machine
 
 SAME = GAIN

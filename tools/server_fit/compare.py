@@ -18,10 +18,10 @@ from fitter.planning.plan.plan import Plan
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.shared import Draft, Mtp
 from fitter.programs import PROGRAMS, Asked, facts
-from tools import shapes
+from tools.models import shapes
+from tools.models.tiny_projector import TinyProjector, write_projector
 from tools.server_fit import server
 from tools.server_fit.pairs import DRAFT, Case, keywords_of, of_a_load
-from tools.tiny_projector import TinyProjector, write_projector
 
 HOST = "host"
 _PADDING = 256

@@ -45,7 +45,7 @@ def of_a_load(keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pair:
-    """A shape of ``tools/shapes.py`` on virtual GPUs.
+    """A shape of ``tools/models/shapes.py`` on virtual GPUs.
 
     ``placement``: where the model is put, for comparing one load. ``options``: what else is asked for.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fitter.llama.types import VirtualDevice
-from tools import upstream
+from tools.comparisons import upstream
 
 _SOURCE = Path(__file__).with_name("spy.cpp")
 _LLAMA = upstream.ROOT / "vendor" / "llama.cpp" / "source"

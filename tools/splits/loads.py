@@ -21,8 +21,8 @@ from fitter.llama.build.virtual_backends import CudaLibrary
 from fitter.llama.client import Worker
 from fitter.llama.processes.interpreter import worker_variables
 from fitter.llama.types import Params, TensorBuftOverride, describe
-from tools import shapes
-from tools.cuda_reference import card
+from tools.comparisons.cuda_reference import card
+from tools.models import shapes
 
 LAYERS = {
     "llama-3.1-70b": 3,

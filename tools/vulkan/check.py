@@ -18,9 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from fitter.llama.types import Params, TensorBuftOverride
-from tools import compared, shapes
-from tools.backend_loads import VULKAN, Load, answers, draw, store
-from tools.load_answers import compare
+from tools.comparisons import cuda_rules
+from tools.comparisons.backend_loads import VULKAN, Load, answers, draw, store
+from tools.comparisons.load_answers import compare
+from tools.models import shapes
 from tools.oracle.build import compiler, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,9 +71,9 @@ def main(arguments: Sequence[str]) -> int:
             print(f"wrote {VULKAN.table.relative_to(ROOT)}")
         different = compare("shapes", loads, real, list(answers(loads, model, llama_cpp=where)))
         if options.keep:
-            by = compared.OWN_VULKAN if options.device else compared.SOFTWARE_DEVICE
-            subject = compared.Subject(options.keep, where, options.libraries, by, "vulkan")
-            compared.keep(compared.figures_of(subject, len(loads), len(loads) - different), "vulkan")
+            by = cuda_rules.OWN_VULKAN if options.device else cuda_rules.SOFTWARE_DEVICE
+            subject = cuda_rules.Subject(options.keep, where, options.libraries, by, "vulkan")
+            cuda_rules.keep(cuda_rules.figures_of(subject, len(loads), len(loads) - different), "vulkan")
     if options.models is not None:
         files = {path.stem: path for path in sorted(options.models.glob("*.gguf"))}
         loads = list(_settings_of(files))

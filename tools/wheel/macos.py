@@ -17,8 +17,8 @@ import lief
 
 from fitter.llama.build.functions import REQUIRED
 from fitter.llama.build.layouts import layouts, structs_of
-from tools import llama_builds
-from tools.llama_builds import Packaged
+from tools.builds import llama_builds
+from tools.builds.llama_builds import Packaged
 from tools.wheel.targets import Target
 
 # It says nothing that the checks below do not.

@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import IO
 
-from tools.llama_builds import FetchError
+from tools.builds.llama_builds import FetchError
 from tools.wine import place
 
 

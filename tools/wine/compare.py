@@ -1,7 +1,7 @@
 """``python -m tools.wine.compare``: compare one llama.cpp's answers on Linux and on Windows, byte for byte.
 
-They are drawn loads (``tools/oracle/draw.py``), or with ``--pairs`` plans of ``tools/cases.py``: arguments and bytes.
-The exit status is 1 if an answer differs.
+They are drawn loads (``tools/oracle/draw.py``), or with ``--pairs`` plans of ``tools/comparisons/cases.py``: arguments
+and bytes. The exit status is 1 if an answer differs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from typing import Any
 
 from fitter.llama.processes import wire
 from fitter.machine.gpu import parse_gpus
-from tools import llama_builds, shapes
-from tools.cases import CASES, MIXED, Case
-from tools.cuda_reference import Load, cheapest_order, load_of, write_model
+from tools.builds import llama_builds
+from tools.comparisons.cases import CASES, MIXED, Case
+from tools.comparisons.cuda_reference import Load, cheapest_order, load_of, write_model
+from tools.models import shapes
 from tools.oracle.draw import draw
 from tools.wine import loads, place, plans
 

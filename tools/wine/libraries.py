@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tools.llama_builds import FetchError
+from tools.builds.llama_builds import FetchError
 from tools.wheel.compiler import write_compilers
 from tools.wheel.targets import TARGETS
 

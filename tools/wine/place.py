@@ -18,8 +18,8 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tools import llama_builds
-from tools.llama_builds import FetchError, Packaged
+from tools.builds import llama_builds
+from tools.builds.llama_builds import FetchError, Packaged
 from tools.wine import libraries
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +67,7 @@ _BUILDS = (
     _py_sync("11739", "74bbe204b04203bc2cf885a28127919bc398d0dad7bd22353518956620508ca4", "b11549"),
 )
 BUILDS = {build.name: build for build in _BUILDS}
-"""Builds of llama.cpp for Windows, by the name of the same one for Linux in ``tools/llama_builds.json``."""
+"""Builds of llama.cpp for Windows, by the name of the same one for Linux in ``tools/builds/llama_builds.json``."""
 
 
 def is_installed() -> bool:

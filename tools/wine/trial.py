@@ -16,8 +16,8 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tools.llama_builds import FetchError
-from tools.tiny import write_tiny
+from tools.builds.llama_builds import FetchError
+from tools.models.tiny import write_tiny
 from tools.wheel.trial import TrialError
 from tools.wine import place
 

@@ -25,7 +25,8 @@ LITTLE_CONTEXT = 1 / 8
 WORTH_A_LOAD = 0.005
 """Another placement is measured if it is expected to save this share of the time.
 
-With 0.002 for corrections, the 66 cases of ``tools.cases`` take 2 % more loads and save 0.1 % of the time at most."""
+With 0.002 for corrections, the 66 cases of ``tools.comparisons.cases`` take 2 % more loads and save 0.1 % of the time
+at most."""
 
 WORTH_SHARING = 0.08
 """An integrated GPU that llama.cpp does not use by default must save this share of the time: no measurement holds

@@ -20,7 +20,7 @@ from fitter.planning.search.search_state import SearchState
 _MAX_CORRECTIONS = 12
 """At most so many placements are measured for one plan at one context, each corrected by the one before.
 
-Four are enough for all 29 cases of ``tools/cases.py``: it ends corrections that would go on for ever."""
+Four are enough for all 29 cases of ``tools/comparisons/cases.py``: it ends corrections that would go on for ever."""
 
 _OUT_OF_REACH = 1.02
 """Corrections end at a proposal that takes so many times the limit: they save less than that.

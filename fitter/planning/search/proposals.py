@@ -36,7 +36,7 @@ from fitter.planning.search.room import Room, first_without_attention
 _STRIDES = 8
 """The search for the fastest first layer on devices begins with steps of an eighth of the layers.
 
-A fourth gives the same plans for all 66 cases of ``tools.cases`` and 115 random machines."""
+A fourth gives the same plans for all 66 cases of ``tools.comparisons.cases`` and 115 random machines."""
 
 _NEAR = 4
 """Layers of a step where the fastest first layer of the previous situation is still the best start.

@@ -1,0 +1,1 @@
+"""Builds of llama.cpp to test with, beside the installed one, and what their sources declare."""

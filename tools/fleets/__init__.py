@@ -1,0 +1,1 @@
+"""Compare plans of fleets with other ways to run several models on one machine."""

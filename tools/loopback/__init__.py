@@ -1,0 +1,1 @@
+"""Servers on this machine's loopback: rpc-servers and ``fitter serve``."""

@@ -1,0 +1,1 @@
+"""Measure on real machines: loads, speeds, memory in use, and what a server answers."""
