@@ -43,7 +43,6 @@ def check(
     its budget. Changes that may explain a difference are listed: settings, devices, the model's header, llama.cpp,
     fitter. Cases that are only in fitter.toml, or only in fitter.lock, are listed after those that were measured.
     """
-    from fitter.output.progress import counted
     from fitter.regression import check_report
     from fitter.regression.cases import CASES_FILE
     from fitter.regression.check_cases import check as measure
@@ -52,7 +51,7 @@ def check(
     path = cases_file or Path(CASES_FILE)
     if page_file is not None:
         answers.check_files({"--report": page_file}, path, lock_path(path, lock_file), others={"--junit": junit})
-    with counted(sys.stderr, "checking") as on_done:
+    with answers.counted(sys.stderr, "checking") as on_done:
         outcomes = measure(path, lock_file, on_done=on_done, **options.given(given))
     for line in check_report.error_lines(outcomes):
         click.echo(f"fitter: {line}", err=True)

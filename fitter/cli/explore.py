@@ -215,7 +215,6 @@ def explore(
     """
     from fitter import programs
     from fitter.api.explore import explore_grid
-    from fitter.output import progress
     from fitter.output.tables import exploration_table
 
     if not models:
@@ -232,7 +231,7 @@ def explore(
     given["program"] = given["program"] or programs.chosen("llama-server")
     done = [0, 0]
     try:
-        with nullcontext() if verbose < 0 else progress.counted(sys.stderr, "planning cells") as count:
+        with nullcontext() if verbose < 0 else answers.counted(sys.stderr, "planning cells") as count:
 
             def tell(cell: ExploredCell, number: int, total: int) -> None:
                 done[:] = number, total

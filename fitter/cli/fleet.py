@@ -41,12 +41,11 @@ def fleet(
     them from; which always stay; which may be evicted; which never go together. Each gets one plan, with which every
     set of models that can be in memory is within the margins.
     """
-    from fitter.output.progress import counted
     from fitter.regression.cases import CASES_FILE
     from fitter.regression.fleets import fleet as plan
 
     words = options.given(given)
-    with counted(sys.stderr, "planning") as on_step:
+    with answers.counted(sys.stderr, "planning") as on_step:
         planned = plan(cases_file or CASES_FILE, on_step=on_step if verbose >= 0 else None, **words)
     for problem in planned.problems:
         click.echo(f"fitter: does not fit: {problem}", err=True)

@@ -114,7 +114,6 @@ def compared(
         UsageError: There is nothing to compare, or options contradict each other.
     """
     from fitter import programs
-    from fitter.output.progress import counted
     from fitter.regression import build_comparison as over
     from fitter.regression import build_report
     from fitter.regression.cases import check_trusted, read_cases, select_named, with_build
@@ -135,7 +134,7 @@ def compared(
         cases = with_build(select_named(read_cases(cases_file, is_trusted=bool(trust)), expression), builds[0])
         check_trusted(cases, cases_file, bool(trust))
         subjects = over.of_cases(cases)
-    with counted(sys.stderr, "comparing") as on_done:
+    with answers.counted(sys.stderr, "comparing") as on_done:
         comparisons = over.over_builds(
             subjects, builds, own_plans=own_plans, jobs=jobs, timeout=timeout, on_done=on_done
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fitter.cli import options, typed_words
+from fitter.cli import answers, options, typed_words
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS
 
 _EPILOG = """\
@@ -42,7 +42,6 @@ def lock(update: tuple[str, ...], prune: bool, cases_file: Path | None, lock_fil
     Commit it with fitter.toml; 'fitter check' compares with it.
     """
     from fitter.model.files.source import show
-    from fitter.output.progress import counted
     from fitter.regression import check_report
     from fitter.regression.cases import CASES_FILE
     from fitter.regression.check_cases import lock as write
@@ -56,7 +55,7 @@ def lock(update: tuple[str, ...], prune: bool, cases_file: Path | None, lock_fil
         click.echo(f"fitter: {text} {show(lock_path(path, lock_file))}", err=True)
         if not update:
             return EXIT_FITS
-    with counted(sys.stderr, "fitting") as on_done:
+    with answers.counted(sys.stderr, "fitting") as on_done:
         measured = write(path, lock_file, update=update, on_done=on_done, **options.given(given))
     for line in check_report.lock_lines(measured):
         click.echo(f"fitter: {line}", err=True)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from fitter.llama.build.virtual_backends import SIMULATED
+from fitter.cli.answers import Step, progress
+from fitter.llama.build.compared import SIMULATED
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.gpu_catalogue import CatalogueGpu, Sources
-from fitter.output.progress import Step, progress
 from fitter.output.tables import plan_table
 from fitter.output.tables.checked_tables import calibration_table
 from fitter.output.tables.plan_facts import pool_lines
@@ -478,7 +478,7 @@ def test_progress_is_silent_where_nobody_watches() -> None:
 
 def test_progress_of_minutes_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 14.9, 15.1, 15.2, 16.0, 29.0, 31.0, 31.0])
-    monkeypatch.setattr("fitter.output.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("fitter.cli.answers.time.monotonic", lambda: next(clock))
     out = io.StringIO()
     with progress(out, is_long=True) as on_progress:
         assert on_progress is not None
@@ -499,7 +499,7 @@ def test_progress_on_a_terminal_is_a_line_that_goes_away(monkeypatch: pytest.Mon
 
 def test_progress_counts_the_seconds_of_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.9, 75.0])
-    monkeypatch.setattr("fitter.output.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("fitter.cli.answers.time.monotonic", lambda: next(clock))
     step = Step("[3 dummy loads] loading")
     assert [str(step.__rich__()), str(step.__rich__())] == ["[3 dummy loads] loading", "[3 dummy loads] loading (75 s)"]
 
