@@ -117,6 +117,3 @@ def encoded(name: str) -> str:
 
 def _decoded(name: str) -> str:
     return _BYTE.sub(lambda byte: os.fsdecode(bytes.fromhex(byte[1])), name)
-
-
-__all__ = ["Root", "encoded"]

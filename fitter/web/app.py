@@ -385,6 +385,3 @@ def _add_errors(app: FastAPI, settings: Settings) -> None:
     async def unexpected(_: Request, error: Exception) -> JSONResponse:
         traceback.print_exception(error, file=sys.stderr)
         return said(500, "the server failed unexpectedly: its terminal says why")
-
-
-__all__ = ["API", "MappedPlan", "Server", "Settings", "application"]

@@ -139,6 +139,3 @@ def told(message: str, root: Root | None) -> str:
         if len(place) > 1:
             message = message.replace(place, "…")
     return printable(_PATH.sub("…/", message), LONGEST_TEXT)
-
-
-__all__ = ["api_page", "page", "panel", "repository_panel", "shapes", "static", "told"]

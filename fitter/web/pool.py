@@ -351,6 +351,3 @@ class Pool:
                 # a stopped process does not end by itself
                 held.planner.cancel(at_once=True)
                 await asyncio.wait({closing}, timeout=_AGAIN)
-
-
-__all__ = ["FRESH", "IDLE", "WAITING", "WORKERS", "Busy", "Overtaken", "Pool", "Question", "Unanswered", "heard"]

@@ -246,16 +246,3 @@ def wanted(model: str, root: Root | None) -> Wanted:
     if text.endswith("/"):
         return Wanted(str(root.folder(text)), text, is_repository=True)
     return Wanted(str(root.file(text)), text)
-
-
-__all__ = [
-    "ASKED",
-    "LONGEST",
-    "MOST_QUESTIONS",
-    "SECONDS",
-    "Asked",
-    "PlanQuestion",
-    "PlanQuestions",
-    "Wanted",
-    "wanted",
-]

@@ -198,6 +198,3 @@ def _listening(host: str, port: int) -> socket.socket:
         # unknown names have their own error numbers
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise UsageError(f"nothing can listen at {host}:{port} ({reason}): give another --port, or --host") from None
-
-
-__all__ = ["HOST", "PORT", "serve"]

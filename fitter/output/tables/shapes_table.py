@@ -121,6 +121,3 @@ def _count(parameters: int) -> str:
 
 
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
-
-
-__all__ = ["plans_table", "shapes_table"]
