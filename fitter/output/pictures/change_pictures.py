@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from xml.sax.saxutils import escape
 
 from fitter.output.pictures.drawing import BOLD, EDGE, Part, fitting, svg, text
-from fitter.text import human, printable, speed
+from fitter.text import human, speed
 
 _BAR = 12
 
@@ -136,9 +135,9 @@ def chart(title: str, legend: Sequence[str], bad: str, steps: Sequence[str], pan
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"',
-            f'aria-label="{_text(title)}">',
+            f'aria-label="{text(title)}">',
             f"<style>{_STYLE}</style>",
-            f'<text class="title" x="{_MARGIN}" y="26">{_text(title)}</text>',
+            f'<text class="title" x="{_MARGIN}" y="26">{text(title)}</text>',
             *_legend(legend, bad),
             *drawn,
             "</svg>\n",
@@ -150,10 +149,10 @@ def _legend(names: Sequence[str], bad: str) -> Iterator[str]:
     x, y = float(_MARGIN), 46
     for index, name in enumerate(names):
         yield f'<path class="line s{index}" d="M{x:.0f} {y - 4}h18"/>'
-        yield f'<text class="small" x="{x + 24:.0f}" y="{y}">{_text(name)}</text>'
+        yield f'<text class="small" x="{x + 24:.0f}" y="{y}">{text(name)}</text>'
         x += 44 + _LETTER * len(name)
     yield _cross(x + 5, y - 4)
-    yield f'<text class="small" x="{x + 16:.0f}" y="{y}">{_text(bad)}</text>'
+    yield f'<text class="small" x="{x + 16:.0f}" y="{y}">{text(bad)}</text>'
 
 
 def _panel(panel: Panel, steps: Sequence[str], x: float, y: float, width: float) -> Iterator[str]:
@@ -165,8 +164,8 @@ def _panel(panel: Panel, steps: Sequence[str], x: float, y: float, width: float)
         share = (value - low) / (high - low) if high > low else 0.5
         return left + width * step / max(len(steps) - 1, 1), top + _PLOT * (1 - share)
 
-    yield f'<text class="name" x="{x:.0f}" y="{y + 6:.0f}">{_text(panel.title)}</text>'
-    yield f'<text class="small" x="{x:.0f}" y="{y + 21:.0f}">{_text(panel.subtitle)}</text>'
+    yield f'<text class="name" x="{x:.0f}" y="{y + 6:.0f}">{text(panel.title)}</text>'
+    yield f'<text class="small" x="{x:.0f}" y="{y + 21:.0f}">{text(panel.subtitle)}</text>'
     zero = at(0, 0.0)[1]
     yield f'<path class="zero" d="M{left:.1f} {zero:.1f}h{width:.1f}"/>'
     for index, line in enumerate(panel.lines):
@@ -188,7 +187,7 @@ def _peak(line: Line, index: int, at: _At) -> Iterator[str]:
         _, step, value = max(values)
         x, y = at(-step, value)
         place = y - 6 if value > 0 else y + 14
-        yield f'<text class="s{index}" x="{x:.1f}" y="{place:.1f}" text-anchor="middle">{_text(line.most)}</text>'
+        yield f'<text class="s{index}" x="{x:.1f}" y="{place:.1f}" text-anchor="middle">{text(line.most)}</text>'
 
 
 def _last_values(panel: Panel, at: _At, x: float, n_steps: int) -> Iterator[str]:
@@ -201,7 +200,7 @@ def _last_values(panel: Panel, at: _At, x: float, n_steps: int) -> Iterator[str]
     above = float("inf")
     for y, index, words in sorted(ends, reverse=True):
         above = min(y + 4, above - 13)
-        yield f'<text class="s{index}" x="{x:.1f}" y="{above:.1f}">{_text(words)}</text>'
+        yield f'<text class="s{index}" x="{x:.1f}" y="{above:.1f}">{text(words)}</text>'
 
 
 def _ticks(steps: Sequence[str], at: _At, y: float) -> Iterator[str]:
@@ -212,7 +211,7 @@ def _ticks(steps: Sequence[str], at: _At, y: float) -> Iterator[str]:
         if every or step in (0, len(steps) - 1):
             anchor = "middle" if every else "end" if step else "start"
             x = at(step, 0.0)[0]
-            yield f'<text class="small" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_text(name)}</text>'
+            yield f'<text class="small" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text(name)}</text>'
 
 
 def _path(points: Sequence[tuple[int, tuple[float, float]]]) -> str:
@@ -227,7 +226,3 @@ def _path(points: Sequence[tuple[int, tuple[float, float]]]) -> str:
 
 def _cross(x: float, y: float) -> str:
     return f'<path class="bad" d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"/>'
-
-
-def _text(words: str) -> str:
-    return escape(printable(words), {'"': "&quot;"})
