@@ -15,11 +15,10 @@ from fitter.errors import FitterError, LibraryError
 from fitter.llama.build.build_folder import find, named
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import DeviceInfo, VirtualDevice
-from fitter.machine import calibrated
 from fitter.machine.gpu import parse_twin, virtual_devices
-from fitter.machine.host import host_memory
+from fitter.machine.host import host_memory, unused_gpus
 from fitter.machine.machine import choose, described
-from fitter.machine.unused_gpus import unused_gpus
+from fitter.machine.measured import store_calibrated
 from fitter.model.header import open_model
 from fitter.parameters.table import AnyPath as Path
 from fitter.planning.request.request import Progress

@@ -32,8 +32,8 @@ from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import context_of_a_sequence
 from fitter.planning.search.whole_layers import most_layers
 from fitter.planning.speed.model_facts import facts_of
-from fitter.planning.tables.offload_rows import OffloadTable, layer_counts, offload_row
-from fitter.storage.data_files import read_data
+from fitter.planning.tables.parameter_rows import OffloadTable, layer_counts, offload_row
+from fitter.storage import read_data
 from fitter.system import processors
 from fitter.text import MIB
 

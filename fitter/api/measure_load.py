@@ -12,13 +12,13 @@ from fitter.api.checked_call import checked_call, checked_worker_call
 from fitter.errors import PlanError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Breakdown, Params
-from fitter.machine import tuned
 from fitter.machine.machine import choose, device_speeds, speed_of_host
+from fitter.machine.measured import corrected
 from fitter.model.header import open_model
 from fitter.output.keywords import fit_kwargs
 from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Estimating, MachineKeywords, Measuring, RawKeywords, taken_by
-from fitter.planning.plan.inspection import Inspection, inspection_of
+from fitter.planning.plan.layer_map import Inspection, inspection_of
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.request_of_machine import pinned_by
 from fitter.planning.pricing.pricing import Price, Speeds

@@ -163,7 +163,7 @@ def write_file(file: Path, text: str) -> None:
     if file == STDOUT:
         click.echo(text, nl=False)
         return
-    from fitter.storage.files import replace_document
+    from fitter.storage import replace_document
 
     replace_document(file, text.encode())
 

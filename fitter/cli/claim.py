@@ -69,7 +69,7 @@ def _of_pod(model: str, quant: str | None, given: dict[str, Any], *, as_json: bo
     from fitter import api
     from fitter.api.claim_model import model_of
     from fitter.output.documents.deployment_documents import POD_CLAIM
-    from fitter.planning.plan.pod_claim import pod_claim
+    from fitter.planning.plan.claims import pod_claim
 
     with answers.asking(-1):
         plan = api.fit(model_of(model, quant), **options.given(given))

@@ -13,7 +13,7 @@ import click
 
 from fitter.cli import options
 from fitter.cli.typed_words import words_after
-from fitter.storage.data_files import read_data
+from fitter.storage import read_data
 
 _META = "fitter.llama_options"
 

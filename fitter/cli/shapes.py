@@ -52,7 +52,7 @@ def shapes(
     if used := next((name for name, value in asked.items() if value is not None), None):
         option = f"--{used}".replace("_", "-") if used not in PARAMETERS else f"--{PARAMETERS[used].long}"
         raise UsageError(f"{option} is for plans on a machine: name one with --gpu, or leave it out")
-    from fitter.model.shapes import listing
+    from fitter.model.shapes.catalogue import shapes
     from fitter.output.documents.listing_documents import SHAPES, Shapes
     from fitter.output.tables import shapes_table as output
 

@@ -42,7 +42,11 @@ def complete_shapes(ctx: click.Context, param: click.Parameter, incomplete: str)
     from fitter.model.shapes import catalogue
 
     name, colon, _ = incomplete.partition(":")
-    return _continued(incomplete, f"{name}:", _file_types()) if colon else _continued(incomplete, "", catalogue.names())
+    return (
+        _continued(incomplete, f"{name}:", _file_types())
+        if colon
+        else _continued(incomplete, "", catalogue.shape_names())
+    )
 
 
 def complete_types(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -61,7 +65,7 @@ def complete_cases(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def _file_types() -> tuple[str, ...]:
-    from fitter.model.shapes.shape_addresses import FILE_TYPES
+    from fitter.model.shapes.catalogue import FILE_TYPES
 
     return FILE_TYPES
 

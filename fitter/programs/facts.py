@@ -15,7 +15,7 @@ from typing import Any
 
 from fitter.errors import UsageError
 from fitter.llama.types import LlamaCpp
-from fitter.storage.data_files import read_data
+from fitter.storage import read_data
 from fitter.version import numbers_of
 
 

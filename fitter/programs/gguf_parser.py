@@ -21,8 +21,8 @@ from fitter.parameters.table import MAPPED, PARAMETERS
 from fitter.parameters.values import parse_overrides
 from fitter.planning.placing.placement import llama_placement
 from fitter.planning.plan.plan import Plan
-from fitter.planning.tables.offload_rows import OffloadPlace, OffloadRow, OffloadTable, offload_row
-from fitter.storage.data_files import read_data
+from fitter.planning.tables.parameter_rows import OffloadPlace, OffloadRow, OffloadTable, offload_row
+from fitter.storage import read_data
 from fitter.text import MIB, human, mib
 
 OPTIONS = read_data(__file__)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fitter.programs.facts import Facts
-from fitter.storage.data_files import read_data
+from fitter.storage import read_data
 from fitter.text import MIB
 
 

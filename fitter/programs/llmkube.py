@@ -13,6 +13,7 @@ from typing import Any
 from fitter.errors import PlanError
 from fitter.model import location
 from fitter.output.arguments import MODEL, OptionValue, split_files, with_absolute_paths
+from fitter.planning.plan.claims import PodClaim, pod_claim
 from fitter.planning.plan.plan import Plan
 from fitter.programs.compose import PORT, container
 from fitter.programs.kubernetes import documents, escaped, variables

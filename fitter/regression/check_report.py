@@ -13,7 +13,7 @@ from fitter.regression.check_cases import CaseResult
 from fitter.regression.compare import Cause, Move, Unit, change, missing
 from fitter.regression.measuring import Measured
 from fitter.regression.regression_documents import CHECK, Check
-from fitter.storage.files import replace_document
+from fitter.storage import replace_document
 from fitter.text import human, printable, speed
 
 if TYPE_CHECKING:

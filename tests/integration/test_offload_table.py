@@ -11,7 +11,7 @@ from fitter.api import gpu_layers as module
 from fitter.api.gpu_layers import offload_table
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Skeleton
-from fitter.planning.tables.offload_rows import OffloadRow
+from fitter.planning.tables.parameter_rows import OffloadRow
 from tools.models import shapes
 
 STEPS = {"small-windows": 5, "small-experts": 5, "nemotron-h-9b": 30}

@@ -17,11 +17,10 @@ from fitter.output.documents.deployment_documents import DEVICE_CLAIM, POD_CLAIM
 from fitter.output.formats import render
 from fitter.planning.plan.claims import DeviceClaim, claim_name, least_bandwidth, pod_claim
 from fitter.planning.plan.plan import Plan, PoolUse, SharedUse
-from fitter.planning.plan.pod_claim import claim_name, pod_claim
 from fitter.programs import later
 from fitter.programs.kubernetes import documents
 from fitter.programs.later import Later, process_bytes
-from fitter.storage.data_files import read_data
+from fitter.storage import read_data
 from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, make_plan, shared_use
 

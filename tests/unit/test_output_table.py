@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fitter.cli.answers import Step, progress
-from fitter.llama.build.compared import SIMULATED
+from fitter.llama.build.virtual_backends import SIMULATED
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.gpu_catalogue import CatalogueGpu, Sources
 from fitter.output.tables import plan_table

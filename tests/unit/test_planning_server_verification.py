@@ -11,8 +11,7 @@ from fitter.llama.types import Breakdown, Params, Row
 from fitter.output.documents.checked_documents import VERIFICATION
 from fitter.output.tables import plan_table
 from fitter.output.tables.checked_tables import verification_table
-from fitter.planning.checked.server_growth import Reading, growth_of
-from fitter.planning.checked.server_verification import Sizes, compare_rows, server_use
+from fitter.planning.checked.verification import Reading, Sizes, compare_rows, growth_of, server_use
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.verified import LaterUse, MemoryGrowth, MemoryUse, ServerUse, Verification, VerifiedRow
 from fitter.planning.request.summary import SharedUse

@@ -22,7 +22,6 @@ from fitter.errors import AnswerError
 from fitter.machine.host import OtherPrograms
 from fitter.machine.measured import Tuned, factors_of, read_tuned, store_tuned, tuned_document
 from fitter.machine.speed import DeviceSpeed, Factor, Factors, HostSpeed
-from fitter.machine.tuned import Tuned, factors_of
 from fitter.output.tables.checked_tables import tuning_table
 from fitter.output.tables.plan_table import print_to
 from fitter.planning.checked.tuning import Tuning, TuningChange, TuningRun, best_of, is_quicker, joined, tuned_of

@@ -19,7 +19,7 @@ from fitter.errors import FitterError, LibraryError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import NO_GPU, parse_gpus
-from fitter.storage.temporary import Directory
+from fitter.storage import TemporaryDirectory
 from tools.comparisons.cases import CASES
 
 _T = TypeVar("_T")

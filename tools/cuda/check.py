@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fitter.errors import FitterError
-from fitter.llama.build.cuda_library import find_cuda_library
+from fitter.llama.build.virtual_backends import find_cuda_library
 from tools.cuda.toolkit import ToolkitError, architectures_of
 from tools.models import shapes
 from tools.oracle.draw import draw

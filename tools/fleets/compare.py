@@ -22,8 +22,8 @@ import fitter
 from fitter.api.fits.shared_models import bytes_of_a_process
 from fitter.api.fleets.fleet_candidates import FleetCase, ModelPlanner, PlannedWay, room_of
 from fitter.api.fleets.plan_fleet import FleetRequest, plan_fleet
-from fitter.machine.disk import default_bandwidth
-from fitter.planning.fleet.members import FleetRoom, Member, Way
+from fitter.machine.host import default_disk_bandwidth
+from fitter.planning.fleet.residency import FleetRoom, Member, Way
 from tools.fleets.cases import FLEETS, FleetExample
 from tools.fleets.replay import PATTERNS, POLICIES, Asked, Replayed, ReplayModel, Setup, draw, read_log, replay
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter.llama.build import layouts
-from fitter.llama.build.llama_h import fields_of
+from fitter.llama.build.layouts import fields_of
 from tools.builds.upstream_options import read_options
 from tools.oracle.build import symbols
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from fitter.llama.processes.worker_environment import LLAMA_CPP
+from fitter.llama.processes.interpreter import LLAMA_CPP
 from tools.comparisons import upstream
 
 HELLO = 14

@@ -26,7 +26,7 @@ from fitter.errors import EXIT_FAILURE, EXIT_FITS, FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, DeviceInfo, Params, TensorBuftOverride, VirtualDevice
 from fitter.planning.checked.calibration import twin_of, write_models
-from fitter.storage.data_files import parse_toml
+from fitter.storage import parse_toml
 from tools.comparisons import cuda_reference
 from tools.comparisons.load_answers import read_table, text_of
 from tools.models import shapes

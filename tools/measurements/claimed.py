@@ -25,7 +25,6 @@ import fitter
 from fitter.errors import LlamaCppError
 from fitter.planning.plan.claims import PodClaim, pod_claim
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.pod_claim import PodClaim, pod_claim
 from fitter.programs.later import ENVIRONMENT
 from fitter.programs.prompts import feed
 from fitter.programs.running_server import running

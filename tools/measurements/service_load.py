@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from fitter.model.shapes import listing
+from fitter.model.shapes.catalogue import shapes
 from tools.loopback.web_server import Served, ask, serving
 from tools.models.shapes import SHAPES, write_shape
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fitter.llama.build.cuda_library import find_cuda_library
+from fitter.llama.build.virtual_backends import find_cuda_library
 from tools.comparisons.load_answers import compare
 from tools.splits.loads import draw, real, store, virtual
 

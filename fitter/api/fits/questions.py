@@ -14,8 +14,8 @@ from typing import Any
 
 from fitter.errors import LibraryError, LlamaCppError, TimeLimitError, UsageError, WorkerError
 from fitter.llama.client import Worker
+from fitter.machine.device_memory import used_by_default
 from fitter.machine.machine import Machine
-from fitter.machine.memory_pools import used_by_default
 from fitter.model.header import Model
 from fitter.planning.placing.layer_sizes import cache_layer
 from fitter.planning.plan.layer_map import placement_of

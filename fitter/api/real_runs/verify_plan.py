@@ -21,9 +21,8 @@ from fitter.output.arguments import with_absolute_paths
 from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Fitting
 from fitter.parameters.values import path, size
-from fitter.planning.checked import server_verification, verification
-from fitter.planning.checked.server_growth import Reading, growth_of
-from fitter.planning.checked.server_verification import DRAFTS, Sizes, compare_rows
+from fitter.planning.checked import verification
+from fitter.planning.checked.verification import DRAFTS, Reading, Sizes, compare_rows, growth_of
 from fitter.planning.plan.plan import Plan, check_can_run, check_is_here, check_llama_cpp, resolved
 from fitter.planning.plan.verified import MemoryGrowth, MemoryUse, Verification, VerifiedRow
 from fitter.planning.request.request import Progress
@@ -197,7 +196,7 @@ def _verify_with_server(plan: Plan, model: Model, worker: Worker, how: _Serving)
     rows = compare_rows(plan, said)
     counted = sum(row.real.used for row in rows if row.real.is_host)
     memory = [*_memory_of_devices(uses, before, after, rows), MemoryUse("host", host_before, host_after, counted)]
-    use = server_verification.server_use(plan, program, said, fed, server.most, sizes, growth)
+    use = verification.server_use(plan, program, said, fed, server.most, sizes, growth)
     return replace(answer, rows=rows, memory=tuple(memory), server=use)
 
 

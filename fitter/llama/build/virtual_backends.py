@@ -1,7 +1,7 @@
 """What answers for virtual devices: fitter's own rules, compared with builds, or the user's own ``libggml-cuda.so``.
 
 ``compared.json`` has the figures of the comparisons: loads drawn at random, with the answers of fitter's rules and of
-the build's backend. ``python -m tools.compared --update`` writes it.
+the build's backend. ``python -m tools.comparisons.cuda_rules --update`` writes it.
 
 With the profile ``library``, and if the planned llama.cpp has a CUDA backend, ``libfitter-cudart.so`` replaces in the
 worker the CUDA libraries that ``libggml-cuda.so`` is linked to. It describes the cards and computes nothing, so the

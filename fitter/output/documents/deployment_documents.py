@@ -5,8 +5,7 @@ from __future__ import annotations
 from fitter.output.documents.document import Key, document, four_digits, rounded
 from fitter.output.documents.plan_document import PLAN
 from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
-from fitter.planning.plan.device_claim import DeviceClaim
-from fitter.planning.plan.pod_claim import PodClaim
+from fitter.planning.plan.claims import DeviceClaim, PodClaim
 
 FLEET = document(
     Fleet,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fitter.llama.types import DeviceInfo
 from fitter.machine.gpu_catalogue import CatalogueGpu, Sources, capability_text
-from fitter.model.shapes.listing import ShapeInfo
+from fitter.model.shapes.catalogue import ShapeInfo
 from fitter.output.documents.document import Key, document
 
 CAPABILITY = Key(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fitter.planning.plan.context_points import ContextPoint
 from fitter.planning.plan.turns import Turns
+from fitter.planning.tables.parameter_rows import ContextPoint
 from fitter.text import human, speed
 
 _WIDTH, _HEIGHT = 380, 230

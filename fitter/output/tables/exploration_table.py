@@ -18,7 +18,7 @@ from fitter.output.arguments import command_line
 from fitter.output.documents.document import dumps
 from fitter.output.documents.exploration_document import CELL, EXPLORATION
 from fitter.output.tables.narrow import NarrowTable
-from fitter.storage.files import replace_document
+from fitter.storage import replace_document
 from fitter.text import human, mib, printable, speed
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     # a report needs no running server
     from fitter.programs.finding import ServerProgram
     from fitter.programs.prompts import Fed
-    from fitter.programs.resident import Resident
+    from fitter.programs.running_server import Resident
 
 
 def loaded_by(program: str | None, server: object | None, prompts: int | None) -> str:

@@ -18,7 +18,7 @@ from fitter.model.tensors import Role, layer_of, role_of
 from fitter.programs.facts import RULES, Facts
 from fitter.programs.llama_server import LlamaServer
 from fitter.programs.program import Asked, Attempt, Words
-from fitter.storage.data_files import read_data
+from fitter.storage import read_data
 from fitter.text import MIB
 
 _RULES = read_data(__file__, RULES)["rules"]
