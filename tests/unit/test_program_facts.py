@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
 import stat
@@ -13,9 +14,8 @@ import pytest
 
 from fitter.errors import UsageError
 from fitter.llama.types import LlamaCpp
-from fitter.programs import facts
 from fitter.programs import facts as facts_of
-from fitter.programs.facts import Facts, data, with_defaults
+from fitter.programs.facts import DRAFTS, OPTIONS, Facts, data, parse, with_defaults
 from tests.support.cases import named_cases
 
 
@@ -128,25 +128,25 @@ SAID = {
     "cache_ram_mib": -1,
     "cache_idle_slots": False,
     "ngram-mod": 32,
-    **dict.fromkeys(facts.DRAFTS, 5),
+    **dict.fromkeys(DRAFTS, 5),
 }
 
 
 def test_defaults_are_read_from_help() -> None:
-    assert facts.parse(HELP) == SAID
+    assert parse(HELP) == SAID
 
 
 def test_what_is_read_is_a_fact() -> None:
     known = facts_of("llama-server")
-    names = {name for name, _ in facts.OPTIONS.values()}
+    names = {name for name, _ in OPTIONS.values()}
     assert names <= {each.name for each in fields(Facts)} | {*known.draft_tokens}
-    assert {*facts.DRAFTS} <= {*known.draft_tokens}
+    assert {*DRAFTS} <= {*known.draft_tokens}
 
 
 def test_help_goes_before_what_is_known() -> None:
     known = facts_of("llama-server")
     found = with_defaults(known, SAID)
-    drafts = {**known.draft_tokens, **dict.fromkeys(facts.DRAFTS, 5), "ngram-mod": 32}
+    drafts = {**known.draft_tokens, **dict.fromkeys(DRAFTS, 5), "ngram-mod": 32}
     own = {name: value for name, value in SAID.items() if name not in drafts}
     assert found == replace(known, **own, draft_tokens=drafts)
     assert found.draft_n_max == 5
@@ -155,7 +155,7 @@ def test_help_goes_before_what_is_known() -> None:
 @named_cases(("auto", "-1", 4, True), ("a number", "6", 6, False))
 def test_slots_in_help(said: str, n_parallel: int, kv_unified: bool) -> None:
     text = f"-np,   --parallel N                     number of server slots (default: {said}, -1 = auto)\n"
-    found = with_defaults(facts_of("llama-server"), facts.parse(text))
+    found = with_defaults(facts_of("llama-server"), parse(text))
     assert (found.n_parallel, found.kv_unified) == (n_parallel, kv_unified)
 
 
@@ -185,7 +185,7 @@ def test_a_program_is_asked_again_only_when_it_changed(tmp_path: Path) -> None:
     ("it does not end", "exec sleep 60"),
 )
 def test_a_program_that_does_not_say(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "SECONDS", 0.3)
+    monkeypatch.setattr(importlib.import_module("fitter.programs.facts"), "SECONDS", 0.3)
     known = facts_of("llama-server")
     assert facts_of("llama-server", executable=script(tmp_path / "llama-server", text)) == known
 
