@@ -7,7 +7,9 @@ from fitter.text import printable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import ClassVar
+    from typing import ClassVar, Literal
+
+    Action = Literal["lower", "omit", "raise", "set"]
 
 EXIT_FITS = 0
 EXIT_DOES_NOT_FIT = 1
@@ -17,16 +19,68 @@ EXIT_REGRESSION = 4
 EXIT_UNWRITTEN = 5
 
 
+class Remedy(str):
+    """A remedy in the command line's words: an ``action`` on a ``parameter`` of Python, or by another option."""
+
+    parameter: str
+    action: Action
+
+    def __new__(cls, words: str, parameter: str = "", action: Action = "set") -> Remedy:
+        remedy = super().__new__(cls, words)
+        remedy.parameter, remedy.action = parameter, action
+        return remedy
+
+
+class Message(str):
+    """A text in the command line's words that keeps its remedies for other surfaces. A ``str`` is one for all of them.
+
+    Remedies joined by " and " help only together. ``otherwise`` replaces remedies and ``end`` where they are missing.
+    """
+
+    remedies: tuple[str, ...]
+    _around: tuple[str, str, str, str]
+
+    def __new__(
+        cls, beginning: str, *remedies: str, joined: str = " or ", end: str = "", otherwise: str = ""
+    ) -> Message:
+        message = super().__new__(cls, beginning + joined.join(remedies) + end)
+        message.remedies, message._around = remedies, (beginning, joined, end, otherwise)
+        return message
+
+    def __radd__(self, before: str) -> Message:
+        return self._begun(before + self._around[0])
+
+    def removeprefix(self, prefix: str, /) -> Message:
+        return self._begun(self._around[0].removeprefix(prefix))
+
+    def _begun(self, beginning: str) -> Message:
+        _, joined, end, otherwise = self._around
+        return Message(beginning, *self.remedies, joined=joined, end=end, otherwise=otherwise)
+
+    def worded(self, word: Callable[[str], str]) -> str:
+        """Write it for another surface: ``word`` writes a remedy, or returns an empty text for a missing one."""
+        beginning, joined, end, otherwise = self._around
+        # two remedies may be the same there
+        words = [*dict.fromkeys(filter(None, map(word, self.remedies)))]
+        if len(words) == len(self.remedies) or (words and joined != " and "):
+            return beginning + joined.join(words) + end
+        return beginning + otherwise if otherwise else beginning.rstrip(" ,:;") + end
+
+
 class FitterError(Exception):
     """Base of all errors that fitter raises on purpose; ``exit_code`` is the command's exit status.
 
-    The message is printable, whatever names it contains.
+    The message is printable, whatever names it contains. Each of ``remedies`` is a part of it; most name the
+    ``parameter`` to change, and the ``action``: ``lower``, ``omit``, ``raise`` or ``set``.
     """
 
     exit_code: ClassVar[int] = EXIT_FAILURE
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(printable(message))
+    def __init__(self, message: str = "", *remedies: str) -> None:
+        safe = printable(message)
+        self.message = safe if isinstance(safe, Message) else Message(safe, *remedies)
+        self.remedies = self.message.remedies
+        super().__init__(self.message)
 
 
 class UsageError(FitterError):

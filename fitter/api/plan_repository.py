@@ -242,7 +242,7 @@ class _Planning:
 
 
 def _reason(error: FitterError, made: RepositoryFile) -> str:
-    return str(error).removeprefix(f"{made.path}: ").removeprefix(f"{made.path} ")
+    return error.message.removeprefix(f"{made.path}: ").removeprefix(f"{made.path} ")
 
 
 def _to_repository(

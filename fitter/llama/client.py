@@ -19,6 +19,8 @@ from fitter.errors import (
     FitterError,
     LlamaCppCrashError,
     LlamaCppError,
+    Message,
+    Remedy,
     RemoteError,
     TimeLimitError,
     WorkerError,
@@ -548,8 +550,8 @@ class Worker:
             self._check_servers(begun.command, log)
         except RemoteError as error:
             return error
-        waited = f"llama.cpp did not answer '{begun.command}' within {self._patience:g} seconds: raise --timeout"
-        return WorkerError(waited, log)
+        waited = f"llama.cpp did not answer '{begun.command}' within {self._patience:g} seconds: "
+        return WorkerError(Message(waited, Remedy("raise --timeout", "timeout", "raise")), log)
 
     def _ask_again(self, begun: _Begun, status: int) -> None:
         """Repeat the open questions in a new process; raise an error if it was the second one.
@@ -654,9 +656,8 @@ DOING = {
 
 
 def _time_limit_error(command: str) -> TimeLimitError:
-    return TimeLimitError(
-        f"no plan was found within the time limit, which ended while {DOING[command]}: raise --time-limit"
-    )
+    passed = f"no plan was found within the time limit, which ended while {DOING[command]}: "
+    return TimeLimitError(passed, Remedy("raise --time-limit", "time_limit", "raise"))
 
 
 def _model(path: str | os.PathLike[str] | Skeleton) -> str | Skeleton:

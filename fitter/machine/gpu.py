@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fitter.errors import UsageError
+from fitter.errors import Message, Remedy, UsageError
 from fitter.llama.virtual import MAX_DEVICES, SharedMemory, VirtualDevice
 from fitter.machine import device_memory, gpu_catalogue
 from fitter.parameters.values import SIZE, UNITS, parse_size
@@ -47,9 +47,10 @@ _BETWEEN = re.compile(r",|\+(?!(?<=max\+)\s*(?:pro\s+)?[0-9]{3}\b)", re.IGNORECA
 """Between two descriptions; the plus of a Ryzen AI Max+ 395 is part of its name."""
 _SIZED = re.compile(r"(.+?)[\s-]*([0-9]{1,4})\s*gi?b", re.IGNORECASE | re.DOTALL)
 """A name and its memory in GiB: m2-32gb, RTX 3090 24GB."""
-_FORMS = (
+_FORMS = Message(
     "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB, or none "
-    "for a machine without a GPU; fitter devices --catalogue lists the names"
+    "for a machine without a GPU",
+    Remedy("; fitter devices --catalogue lists the names", "catalogue"),
 )
 
 
@@ -151,7 +152,7 @@ def _parse(spec: str) -> tuple[int, VirtualDevice]:
     try:
         kind = _with_options(_parse_kind(body), _parse_options(options))
     except UsageError as error:
-        raise UsageError(f"--gpu {spec!r}: {error}") from None
+        raise UsageError(f"--gpu {spec!r}: " + error.message) from None
     return count, kind
 
 
@@ -246,8 +247,8 @@ def _parse_kind(body: str) -> VirtualDevice:
     if body[:1].isdigit() and not (re.match("[0-9]{3}", body) and names):
         return _parse_memory(body)
     if not body:
-        raise UsageError(f"no GPU: {_FORMS}")
-    raise UsageError(f"unknown GPU; did you mean {' or '.join(names)}?" if names else f"unknown GPU: {_FORMS}")
+        raise UsageError("no GPU: " + _FORMS)
+    raise UsageError(f"unknown GPU; did you mean {' or '.join(names)}?" if names else "unknown GPU: " + _FORMS)
 
 
 def _parse_memory(body: str) -> VirtualDevice:

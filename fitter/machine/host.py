@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fitter import system
+from fitter.errors import Message, Remedy
 from fitter.llama.types import DeviceInfo
 from fitter.storage import read_data
 from fitter.text import MIB
@@ -239,10 +240,10 @@ def unused_gpus(devices: Sequence[DeviceInfo], backends: Callable[[], Collection
             f"this machine has a GPU of {vendor}, but llama.cpp's backend {present[0]} finds no device: look whether "
             f"its driver works ({_CHECKS[vendor]}), and whether a variable such as CUDA_VISIBLE_DEVICES hides it"
         )
-    return (
+    return Message(
         f"this machine has a GPU of {vendor}, but this llama.cpp has no backend for it: build it anew with "
-        f'CMAKE_ARGS="{_SETTINGS[vendor]}" pip install --force-reinstall --no-cache-dir llama-cpp-python, or name '
-        "another one with --llama-cpp"
+        f'CMAKE_ARGS="{_SETTINGS[vendor]}" pip install --force-reinstall --no-cache-dir llama-cpp-python',
+        Remedy(", or name another one with --llama-cpp", "llama_cpp"),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fitter.errors import ModelError
+from fitter.errors import Message, ModelError, Remedy
 from fitter.llama.header import limits
 from fitter.llama.types import Array, Header, MetadataValue, Skeleton, TensorInfo
 from fitter.model import location, tensors
@@ -138,7 +138,7 @@ def _read(file: Path, read_header: Callable[[str], Header]) -> Header:
         return read_header(str(file))
     except ModelError as error:
         if other := _of_another(str(error)):
-            raise ModelError(f"{show(file)} {other}") from error
+            raise ModelError(f"{show(file)} " + other) from error
         # the file begins like a GGUF file, so the rest of its header is wrong
         again = source.again(file) if source.is_elsewhere(file) else "download the model again"
         raise ModelError(f"{show(file)}: its header is truncated or damaged; {again}") from error
@@ -154,9 +154,11 @@ _GIVEN_UP = re.compile(
 def _of_another(reason: str) -> str:
     """Say that another llama.cpp is needed for a file whose header is complete."""
     if match := _TYPE.search(reason):
-        return (
-            f"has tensors of type {match[1]}, which this llama.cpp does not have: use a newer one (--llama-cpp), or "
-            "another file if this one was made for a fork such as ik_llama.cpp"
+        return Message(
+            f"has tensors of type {match[1]}, which this llama.cpp does not have: ",
+            Remedy("use a newer one (--llama-cpp)", "llama_cpp"),
+            "another file if this one was made for a fork such as ik_llama.cpp",
+            joined=", or ",
         )
     if match := _GIVEN_UP.search(reason):
         return (
@@ -170,11 +172,11 @@ def _usable_architecture(file: Path, metadata: Mapping[str, MetadataValue]) -> s
     """Return the architecture of a language model. Raises ``ModelError`` for other files."""
     kind, architecture = metadata.get("general.type"), metadata.get("general.architecture")
     if kind == "mmproj" or architecture == "clip":
-        raise ModelError(
-            f"{show(file)} is a multimodal projector; give the language model, and this file with --mmproj"
-        )
+        named = Remedy(", and this file with --mmproj", "mmproj")
+        raise ModelError(f"{show(file)} is a multimodal projector; give the language model", named)
     if kind == "adapter":
-        raise ModelError(f"{show(file)} is an adapter; give the model that it is for, and this file with --lora")
+        named = Remedy(", and this file with --lora", "lora")
+        raise ModelError(f"{show(file)} is an adapter; give the model that it is for", named)
     if kind == "imatrix" or architecture == "imatrix":
         raise ModelError(f"{show(file)} is an importance matrix, used to quantize a model; give the model itself")
     if not isinstance(architecture, str) or not architecture:

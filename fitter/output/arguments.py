@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fitter.errors import PlanError
+from fitter.errors import PlanError, Remedy
 from fitter.model import location
 from fitter.model.files.source import split_name, split_path
 from fitter.parameters.kinds import Flag
@@ -167,9 +167,8 @@ def check_line(args: Sequence[str]) -> None:
     """Raise :class:`PlanError` if one of ``args`` has control characters, which could break the line or a terminal."""
     for arg in args:
         if not arg.isprintable():
-            raise PlanError(
-                f"'{arg}' has control characters, which a command line cannot contain: rename the file, or use --json"
-            )
+            why = f"'{arg}' has control characters, which a command line cannot contain: rename the file"
+            raise PlanError(why, Remedy(", or use --json", "json"))
 
 
 def shell_word(arg: str) -> str:

@@ -264,7 +264,7 @@ def _add_pages(app: FastAPI, server: Server) -> None:
         except Overtaken:
             return {"html": None, "error": None}
         except (FitterError, Unanswered) as error:
-            return {"html": None, "error": worded(planner_page.told(str(error), root))}
+            return {"html": None, "error": planner_page.told(worded(error.args[0]), root)}
 
     @app.get("/progress/{session}", include_in_schema=False)
     def progress(session: str) -> dict[str, str]:

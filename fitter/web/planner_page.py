@@ -25,7 +25,7 @@ from fitter.programs import PROGRAMS
 from fitter.text import LONGEST_TEXT, printable
 from fitter.web.allowed_files import Root
 from fitter.web.questions import LONGEST
-from fitter.web.wording import LABELS, worded
+from fitter.web.wording import LABELS, UNSET, worded
 
 if TYPE_CHECKING:
     from fitter.planning.plan.layer_map import LayerMap
@@ -54,7 +54,7 @@ def page(root: Root | None, *, has_devices: bool) -> str:
             types=_TYPES,
             default_type=DEFAULT_TYPE,
             parameters={name: PARAMETERS[name] for name in LABELS},
-            usual={name: worded(PARAMETERS[name].unset) for name in LABELS},
+            usual={name: UNSET.get(name, worded(PARAMETERS[name].unset)) for name in LABELS},
             programs=tuple(PROGRAMS),
             works=tuple(named()),
             contexts=_contexts(),
@@ -89,7 +89,7 @@ def panel(plan: Plan, layer_map: LayerMap | None, name: str) -> str:
 
 def repository_panel(repository: Repository, name: str, root: Root | None) -> str:
     """Write the models of a repository as the page's side ``a`` or ``b``."""
-    return repository_page.repository_panel(repository, name, _SIDES[name], lambda text: worded(told(text, root)))
+    return repository_page.repository_panel(repository, name, _SIDES[name], lambda text: told(worded(text), root))
 
 
 def api_page(schema: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from fitter.errors import UsageError
+from fitter.errors import Remedy, UsageError
 from fitter.machine.gpu import parse_gpus
 from fitter.model.files.addresses import HUB
 from fitter.model.repository_models import is_repository
@@ -239,10 +239,8 @@ def wanted(model: str, root: Root | None) -> Wanted:
         name = printable(text, LONGEST_NAME)
         if hint := "" if "/" in text else similar_shape(text.replace(":", "-")):
             raise UsageError(f"no model has the name '{name}'; {hint}")
-        raise UsageError(
-            f"'{name}' is no address, and the server offers no directory: name a shape or an address, or start it with "
-            "--root"
-        )
+        none = f"'{name}' is no address, and the server offers no directory: name a shape or an address"
+        raise UsageError(none, Remedy(", or start it with --root", "root"))
     if text.endswith("/"):
         return Wanted(str(root.folder(text)), text, is_repository=True)
     return Wanted(str(root.file(text)), text)

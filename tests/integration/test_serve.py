@@ -343,7 +343,10 @@ def test_what_else_could_be_had_and_why_it_is_slow(site: Site, browser: Browser)
         rows = page.locator("#a table", has_text="this plan").locator("tbody th")
         assert rows.all_inner_texts() == [
             "this plan",
-            *(worded(" ".join(each.arguments)) for each in plan.alternatives),
+            *(
+                f"quantization {each.file_type}" if each.file_type else worded(" ".join(each.arguments))
+                for each in plan.alternatives
+            ),
         ]
         page.locator("#a summary", has_text="Why is it not faster?").click()
         why = page.locator("#a details", has_text="Where the time goes")
@@ -382,9 +385,12 @@ def test_a_plan_that_fails_is_one_line(site: Site, browser: Browser) -> None:
         chosen(page, "#a-host", "1MiB")
         chosen(page, "#a .gpu", "600MiB")
         assert page.locator("#a .verdict").inner_text() == "Does not fit"
-        status, plan = site.plan(model="dense.gguf", gpus=["600MiB"], host_memory="1MiB")
+        words = {"gpus": ["600MiB"], "host_memory": "1MiB"}
+        status, plan = site.plan(model="dense.gguf", **words)
         assert (status, plan["fits"]) == (200, False)
-        messages = [worded(each["message"]) for each in plan["problems"]]
+        problems = fitter.fit(site.root / "dense.gguf", program="llama-server", **words).problems
+        assert [each.message for each in problems] == [each["message"] for each in plan["problems"]]
+        messages = [worded(each.message) for each in problems]
         assert page.locator("#a .problem:visible").all_inner_texts() == messages
         chosen(page, "#a .gpu", "rtx-9999")
         failed = page.locator("#a .failed")

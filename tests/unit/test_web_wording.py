@@ -3,46 +3,67 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from pathlib import Path
 
 import fitter
+from fitter.errors import Message, Remedy, UsageError
 from fitter.parameters.table import PARAMETERS
 from fitter.web.wording import worded
 from tests.support.cases import cases
 
 LACKS = "CUDA0 lacks 3 MiB: 4 MiB are needed plus a margin of 1024 MiB, but 4 MiB are free; "
+CONTEXT = Remedy("use a smaller -c", "n_ctx", "lower")
+MARGIN = Remedy("use a smaller margin with --fit-target", "margin", "lower")
+PAGING = Remedy("let weights be read from disk again and again with --allow paging", "allow")
+HOST_MARGIN = Remedy("use a smaller margin with --host-margin", "host_margin", "lower")
+MACHINE = "use a machine with 9 MiB more"
 
 MESSAGES: dict[str, tuple[str, str]] = {
     "a smaller context": (
-        f"{LACKS}use a smaller -c, free host memory",
-        f"{LACKS}use a smaller context, free host memory",
+        Message(LACKS, CONTEXT, "free host memory"),
+        f"{LACKS}use a smaller context or free host memory",
     ),
     "what is set": (
-        f"{LACKS}leave -c out or use a smaller margin with --fit-target",
+        Message(LACKS, Remedy("leave -c out", "n_ctx", "omit"), MARGIN),
         f"{LACKS}set no context or use a smaller margin per card",
     ),
-    "a lever that the page does not have": (
-        f"{LACKS}let weights be read from disk again and again with --allow paging or use a machine with 9 MiB more",
-        f"{LACKS}use a machine with 9 MiB more",
+    "a lever that the page does not have": (Message(LACKS, PAGING, MACHINE), LACKS + MACHINE),
+    "the host's margin": (Message(LACKS, CONTEXT, HOST_MARGIN), f"{LACKS}use a smaller context"),
+    "nothing that the page has": (Message(LACKS, PAGING, HOST_MARGIN, otherwise=MACHINE), LACKS + MACHINE),
+    "only together": (
+        Message(LACKS, CONTEXT, MARGIN, joined=" and ", end=": only together"),
+        f"{LACKS}use a smaller context and use a smaller margin per card: only together",
     ),
-    "the host's margin": ("use a smaller -c or use a smaller margin with --host-margin", "use a smaller context"),
+    "only together, and the page has one of them": (
+        Message(LACKS, CONTEXT, PAGING, joined=" and ", end=": only together", otherwise=MACHINE),
+        LACKS + MACHINE,
+    ),
+    "the same remedy there": (
+        Message("a: ", "try again later", Remedy("give it more time (--timeout)", "timeout", "raise"), joined=", or "),
+        "a: try again later",
+    ),
+    "more before it": (
+        "a: " + ("b: " + Message("c: ", PAGING, CONTEXT)).removeprefix("b: "),
+        "a: c: use a smaller context",
+    ),
+    "an error": (
+        UsageError("no slots: ", PAGING, Remedy("'fitter shapes' lists all", "shapes")).message,
+        "no slots: take one of the list",
+    ),
+    "an error without a remedy": (UsageError("give one of these:").message, "give one of these:"),
     "a parameter by its name": ("n_ctx (-c) is -1: give 0 to 9", "context is -1: give 0 to 9"),
     "a card": (
         "--gpu 'rtx-9999': unknown GPU; did you mean rtx-4090?",
         "card 'rtx-9999': unknown GPU; did you mean rtx-4090?",
     ),
-    "no directory": (
-        "'a' is no address, and the server offers no directory: name a shape or an address, or start it with --root",
-        "'a' is no address, and the server offers no directory: name a shape or an address",
+    "an option of another command": (
+        Message("a has the best quality", Remedy(" (--tokens-per-second sets a speed)", "tokens_per_second"), end="."),
+        "a has the best quality.",
     ),
-    "the best of a repository": (
-        "a-Q4_K_M.gguf has the best quality at 20 t/s or more (--tokens-per-second sets another speed)",
-        "a-Q4_K_M.gguf has the best quality at 20 t/s or more",
-    ),
-    "another quantization": ("--shape llama-3.3-70b:Q3_K_M", "quantization Q3_K_M"),
-    "the usual margin": ("1024, or auto where that is more", "1024, or more where a card needs it"),
     "another option": ("use --split-mode layer, or -ub 512", "use split mode layer, or ubatch size 512"),
+    "another llama.cpp": ("name one with --llama-cpp", "name one with --llama-cpp"),
     "no option": ("gpt-oss-120b -x f16 e-5 - a--b", "gpt-oss-120b -x f16 e-5 - a--b"),
 }
 
@@ -50,6 +71,15 @@ MESSAGES: dict[str, tuple[str, str]] = {
 @cases(MESSAGES)
 def test_a_message_has_the_words_of_the_page(message: str, expected: str) -> None:
     assert worded(message) == expected
+    assert worded(copy.deepcopy(message)) == expected
+
+
+def test_an_error_names_the_parameters_of_its_remedies() -> None:
+    error = UsageError("nothing fits: ", CONTEXT)
+    assert str(error) == "nothing fits: use a smaller -c"
+    assert [(each.parameter, each.action) for each in error.remedies if isinstance(each, Remedy)] == [
+        ("n_ctx", "lower")
+    ]
 
 
 def texts(room: str) -> list[str]:
@@ -74,3 +104,26 @@ def test_no_message_keeps_an_option_of_the_table(room: str) -> None:
     options = {name for each in PARAMETERS.values() for name in (*each.positive, *each.negative)}
     left = {word for message in messages for word in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", worded(message))}
     assert not left & options
+
+
+def test_a_remedy_names_a_parameter_or_an_option_of_a_command() -> None:
+    """The page leaves out a remedy by a name that it does not know."""
+    sources = [file.read_text(encoding="utf-8") for file in Path(fitter.__file__).parent.rglob("*.py")]
+    named = {
+        node.args[1].value
+        for source in sources
+        if "Remedy(" in source
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Remedy" and isinstance(node.args[1], ast.Constant)
+    }
+    of_commands = {
+        "allow_private_addresses",
+        "catalogue",
+        "format",
+        "json",
+        "root",
+        "shape",
+        "shapes",
+        "tokens_per_second",
+    }
+    assert named - set(PARAMETERS) == of_commands

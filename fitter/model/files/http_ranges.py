@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from fitter.errors import ModelError
+from fitter.errors import Message, ModelError
 from fitter.model.files import reach
 from fitter.model.files.addresses import Address, shown
-from fitter.model.files.ranges import Part, Patience, Unchanged, changed
+from fitter.model.files.ranges import MORE_TIME, Part, Patience, Unchanged, changed
 from fitter.text import printable
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class _PassingError(Exception):
 
     def __init__(self, message: str, pause: float | None = None) -> None:
         super().__init__(message)
-        self.pause = pause
+        self.message, self.pause = message, pause
 
 
 _sent: dict[str, Mapping[str, str]] = {}
@@ -106,7 +106,7 @@ class HttpRanges:
                 self._target = self._url
                 self._patience.check(self._address.shown)
                 if not left:
-                    raise ModelError(f"{self._address.shown}{error}") from None
+                    raise ModelError(self._address.shown + error.message) from None
                 self._patience.sleep(min(error.pause or pause, _LONGEST_PAUSE))
                 pause *= 2
             except BaseException:
@@ -323,7 +323,8 @@ class HttpRanges:
         if isinstance(error, ssl.SSLCertVerificationError):
             raise ModelError(f"{name}: the certificate of {host} is not valid: {error.verify_message}") from None
         if isinstance(error, TimeoutError):
-            raise _PassingError(f": {host} does not answer: try again later, or give it more time (--timeout)")
+            silent = f": {host} does not answer: "
+            raise _PassingError(Message(silent, "try again later", MORE_TIME, joined=", or "))
         if isinstance(error, (http.client.InvalidURL, ValueError)):
             raise ModelError(f"{name} is not a URL: write it as https://host/path/model.gguf") from None
         if isinstance(error, http.client.HTTPException) and not isinstance(

@@ -19,7 +19,7 @@ from fitter.errors import LibraryError, ModelError
 from fitter.installation import install_command
 from fitter.model.files.addresses import EXTRA, Address, HubFolder, check_endpoint
 from fitter.model.files.http_ranges import HttpRanges, hub_headers
-from fitter.model.files.ranges import Patience
+from fitter.model.files.ranges import MORE_TIME, Patience
 from fitter.text import printable
 
 _LONGEST_PAGE = 8 << 20
@@ -137,10 +137,8 @@ class _Pages(HttpRanges):
 
     def late(self) -> ModelError:
         """Make the error after the time limit."""
-        return ModelError(
-            f"{self._place.url}: its list of files did not arrive within {self._patience.seconds:g} s: give it more "
-            "time (--timeout)"
-        )
+        seconds = f"{self._patience.seconds:g} s"
+        return ModelError(f"{self._place.url}: its list of files did not arrive within {seconds}: ", MORE_TIME)
 
     def _page(self) -> tuple[Any, str]:
         answer = self._answer({"Accept": "application/json"})

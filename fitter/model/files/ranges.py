@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fitter.errors import LibraryError, ModelError
+from fitter.errors import LibraryError, ModelError, Remedy
 from fitter.installation import install_command
 from fitter.model.files.addresses import EXTRA, Address, without_secrets
+
+MORE_TIME = Remedy("give it more time (--timeout)", "timeout", "raise")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Patience:
 
     def error(self, name: str) -> ModelError:
         """Make the error after the time limit."""
-        return ModelError(f"{name}: its header did not arrive within {self.seconds:g} s: give it more time (--timeout)")
+        return ModelError(f"{name}: its header did not arrive within {self.seconds:g} s: ", MORE_TIME)
 
     def sleep(self, seconds: float) -> None:
         """Wait for ``seconds``, or until the time limit."""

@@ -10,7 +10,7 @@ import http.client
 import ipaddress
 import socket
 
-from fitter.errors import ModelError
+from fitter.errors import ModelError, Remedy
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 """RFC 6052: the last 32 bits are an IPv4 address."""
@@ -63,8 +63,8 @@ class PublicConnection(http.client.HTTPConnection):
         infos = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         if not all(is_public(str(address[0])) for *_, address in infos):
             raise ModelError(
-                f"{self.host} is in a private network, which is not asked for models: start the server with "
-                "--allow-private-addresses if it may be"
+                f"{self.host} is in a private network, which is not asked for models: ",
+                Remedy("start the server with --allow-private-addresses if it may be", "allow_private_addresses"),
             )
         failed: OSError | None = None
         for family, kind, protocol, _, address in infos:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fitter.errors import UsageError
+from fitter.errors import Remedy, UsageError
 from fitter.parameters.values import shown
 from fitter.storage import parse_toml
 from fitter.text import printable
@@ -214,7 +214,8 @@ def published_shape(name: str) -> Published:
     key = name.strip().lower()
     if key not in shape_names():
         hint = f"{similar_shape(key, 0.5)} ".lstrip()
-        raise UsageError(f"there is no shape '{printable(name, 60)}': {hint}'fitter shapes' lists them")
+        listed = Remedy("'fitter shapes' lists them", "shapes")
+        raise UsageError(f"there is no shape '{printable(name, 60)}': {hint}", listed)
     entry = parse_toml((_FOLDER / f"{key}.toml").read_text(encoding="utf-8"))
     return Published(key, entry["title"], entry["source"], entry["config"])
 
@@ -267,9 +268,8 @@ def shapes(*words: str) -> tuple[ShapeInfo, ...]:
         # the error names the nearest ones
         published_shape(wanted[0])
     if not shape_infos:
-        raise UsageError(
-            f"no shape has all of '{printable(' '.join(words), 100)}' in its name: 'fitter shapes' lists all"
-        )
+        listed = Remedy("'fitter shapes' lists all", "shapes")
+        raise UsageError(f"no shape has all of '{printable(' '.join(words), 100)}' in its name: ", listed)
     return tuple(shape_infos)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fitter.errors import PlanError
+from fitter.errors import Message, PlanError, Remedy
 from fitter.model.location import download
 from fitter.model.shapes import catalogue
 from fitter.output.arguments import arguments, command, command_line, placeholder, shell_line
@@ -286,8 +286,10 @@ def _alternatives(plan: Plan, say: Callable[[str], str]) -> dict[str, Any] | Non
 
     rows = [row("this plan", plan.estimate, resolved(plan).n_ctx)] if plan.fits and plan.estimate else []
     for each in plan.alternatives:
-        words = say(" ".join(each.arguments) or f"a {each.file_type} file")
-        rows.append(row(words, each, each.n_ctx, "" if each.is_measured else "about "))
+        words = " ".join(each.arguments) or f"a {each.file_type} file"
+        if each.file_type and each.arguments:
+            words = Message("", Remedy(words, "shape"), otherwise=f"quantization {each.file_type}")
+        rows.append(row(say(words), each, each.n_ctx, "" if each.is_measured else "about "))
     return {"title": "What else could be had" if plan.fits else "What would fit", "rows": rows}
 
 
@@ -341,7 +343,7 @@ def command_entry(plan: Plan) -> dict[str, str]:
 def _checked(entry: dict[str, str], instead: str) -> dict[str, str]:
     """Replace a text with invisible characters by the problem: the page would show another text than the needed one."""
     if any(printable(line) != line for line in entry["text"].split("\n")):
-        return {**entry, "text": "", "problem": f"it has invisible characters: {instead}"}
+        return {**entry, "text": "", "problem": Message("it has invisible characters: ", Remedy(instead, "format"))}
     return entry
 
 
@@ -358,7 +360,7 @@ def _formats(plan: Plan, names: Iterable[str]) -> list[dict[str, str]]:
         try:
             entry["text"] = plan.format(name)
         except PlanError as error:
-            entry["problem"] = str(error)
+            entry["problem"] = error.message
         entry = _checked(entry, f"use fitter fit --format {name}")
         if entry["text"] and is_unquoted(name) and entry["text"] != command_line(words(plan, name), quoted=True):
             entry["note"] = _UNQUOTED + (" Take shell for that." if name == "args" else "")

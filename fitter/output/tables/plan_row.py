@@ -66,7 +66,7 @@ def problems(named: Sequence[tuple[str, Planned]]) -> Iterator[str]:
     """Give the reason for each name that has no plan."""
     for name, each in named:
         if each.problem:
-            yield f"{printable(name)}: {printable(each.problem)}"
+            yield f"{printable(name)}: " + printable(each.problem)
 
 
 def contexts(plans: Sequence[Planned]) -> Iterator[str]:
@@ -80,7 +80,7 @@ def none_fits(candidates: Sequence[tuple[int, str, Planned]], word: str = "") ->
     planned = [(size, name, each.plan) for size, name, each in candidates if each.plan is not None]
     for _, name, plan in sorted(planned, key=lambda each: each[:2])[:1]:
         if plan.problems:
-            yield f"none fits; {word}{printable(name)}: {printable(plan.problems[0].message)}"
+            yield f"none fits; {word}{printable(name)}: " + printable(plan.problems[0].message)
 
 
 def best(name: str, size: int, more: str = "") -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
+from fitter.errors import Message, Remedy
 from fitter.output.arguments import arguments, command_line
 from fitter.output.tables import plan_row
 from fitter.planning.tables.file_rows import figures_of, reason
@@ -81,8 +82,8 @@ def _companion_files(repository: Repository, verbose: bool) -> Iterator[str]:
         shown = names if verbose else names[:3]
         more = f" and {count - len(shown)} more" if count > len(shown) else ""
         word = kind if count == 1 else _PLURAL.get(kind, f"{kind}s")
-        option = {"multimodal projector": " (--mmproj plans with one)"}.get(kind, "")
-        yield f"not planned, {word}{option}: {printable(', '.join(shown))}{more}"
+        options = (Remedy(" (--mmproj plans with one)", "mmproj"),) if kind == "multimodal projector" else ()
+        yield Message(f"not planned, {word}", *options, end=f": {printable(', '.join(shown))}{more}")
 
 
 __all__ = ["commands", "lines_below", "repository_table"]

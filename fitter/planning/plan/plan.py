@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from fitter.errors import PlanError
+from fitter.errors import Message, PlanError, Remedy
 from fitter.llama.types import Breakdown, LlamaCpp, Params
 from fitter.model import location
 from fitter.parameters.table import DEFAULTS, AnyPath
@@ -284,7 +284,8 @@ def _why_left_out(use: DeviceUse) -> str:
         why = f"{margin} and {mib_up(use.shared)} MiB reserved leave nothing of its {mib(use.free)} MiB free"
     else:
         why = f"{margin} leaves nothing of its {mib(use.free)} MiB free"
-    return f"{use.name} is left out: {why}; set a smaller margin with --fit-target"
+    remedy = Remedy("set a smaller margin with --fit-target", "margin", "lower")
+    return Message(f"{use.name} is left out: {why}; ", remedy)
 
 
 def check_fits(plan: Plan, remedy: str = "") -> None:

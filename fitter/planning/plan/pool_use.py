@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fitter.errors import UsageError
+from fitter.errors import Message, UsageError
 from fitter.llama.types import Breakdown
 from fitter.machine.device_memory import Limit, limit_of
 from fitter.planning.placing.layer_sizes import HOST
@@ -113,7 +113,7 @@ def _setting_for(limit: Limit, pool: PoolLimit, device: DeviceUse, size: int, be
     )
 
 
-def pool_problem(use: PoolUse, missing: int, uses: Sequence[SharedUse], remedy: str) -> Problem:
+def pool_problem(use: PoolUse, missing: int, uses: Sequence[SharedUse], remedy: Message) -> Problem:
     """Describe the bytes that a pool lacks, and the ``remedy``; ``uses`` share the memory with the model."""
     later = later_of(uses)
     beside = sum(taken(uses, None if name == HOST_NAME else name) for name in use.members) - later
@@ -124,7 +124,7 @@ def pool_problem(use: PoolUse, missing: int, uses: Sequence[SharedUse], remedy: 
         missing,
         f"{' and '.join((', '.join(use.members[:-1]), use.members[-1]))} lack {mib_up(missing)} MiB of the memory "
         f"that they share: {mib_up(use.used)} MiB are needed{f' ({named})' if named else ''} plus a margin of "
-        f"{mib(use.margin)} MiB, but {mib(use.free)} MiB are available; {remedy}",
+        f"{mib(use.margin)} MiB, but {mib(use.free)} MiB are available; " + remedy,
     )
 
 

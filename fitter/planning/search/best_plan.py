@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeVar
 
-from fitter.errors import LlamaCppError, TimeLimitError, UsageError
+from fitter.errors import LlamaCppError, Remedy, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Layout, Params, Row
 from fitter.model.tensors import smaller_type
 from fitter.planning.plan.plan import Plan
@@ -187,9 +187,10 @@ class _Fit:
             return self._run()
         except TimeLimitError:
             seconds = time.monotonic() - self._since
+            last = f"in its last {seconds:.1f} seconds: {self._doing}"
             raise TimeLimitError(
-                f"no plan that fits was found within the time limit (in its last {seconds:.1f} seconds: "
-                f"{self._doing}): raise --time-limit, or set more parameters yourself, such as -c"
+                f"no plan that fits was found within the time limit ({last}): ",
+                Remedy("raise --time-limit, or set more parameters yourself, such as -c", "time_limit", "raise"),
             ) from None
 
     def _run(self) -> _Result:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fitter.errors import Message, Remedy
 from fitter.llama.types import Layout
 from fitter.model.tensors import least_share
 from fitter.parameters.table import PARAMETERS
@@ -25,7 +26,13 @@ from fitter.text import mib, mib_up
 _PROGRAM_LIMITS = {"cache_ram": "-cram", "ctx_checkpoints": "-ctxcp"}
 """Parameters that limit the memory of a running program, and their options."""
 
-_PAGING = "let weights be read from disk again and again with --allow paging"
+_PAGING = Remedy("let weights be read from disk again and again with --allow paging", "allow")
+_CONTEXT = Remedy("use a smaller -c", "n_ctx", "lower")
+_MARGIN = Remedy("use a smaller margin with --fit-target", "margin", "lower")
+_HOST_MARGIN = Remedy("use a smaller margin with --host-margin", "host_margin", "lower")
+_N_GPU_LAYERS = Remedy("leave -ngl out", "n_gpu_layers", "omit")
+_TENSOR_SPLIT = Remedy("leave -ts out", "tensor_split", "omit")
+_OFFLOAD_KQV = Remedy("leave -nkvo out", "offload_kqv", "omit")
 
 
 def problems_of(
@@ -85,7 +92,7 @@ def problems_of(
             Problem(
                 name,
                 missing,
-                f"{where} lacks {mib_up(missing)} MiB: {needed} plus {extra}, but {mib(free)} MiB are free; {remedy}",
+                f"{where} lacks {mib_up(missing)} MiB: {needed} plus {extra}, but {mib(free)} MiB are free; " + remedy,
             )
         )
     return tuple(problems)
@@ -104,7 +111,7 @@ class _Remedies:
     model: ModelSummary | None
     layout: Layout | None
 
-    def of_host(self, missing: int) -> str:
+    def of_host(self, missing: int) -> Message:
         """Name what frees the ``missing`` bytes of the host; a byte freed on a device has room for a layer's there."""
         fixed, host, facts = self.request.fixed, self.host, self.request.facts
         layers = max(0, host.model - max(0, self.request.model_bytes - sum(each.bytes for each in facts.tensors)))
@@ -116,20 +123,20 @@ class _Remedies:
         margins = sum(max(0, each.margin - self.reserve.get(each.name, 0)) for each in movable)
         found = [
             (f"use a smaller {' or '.join(limits)}", self.later if limits else 0),
-            ("use a smaller -c", self._of_context((host,)) + min(layers, self._of_context(movable))),
-            ("leave -ngl out", room if "n_gpu_layers" in fixed else 0),
-            ("leave -ts out", room if "tensor_split" in fixed else 0),
-            ("leave -nkvo out", 0 if self.request.params.offload_kqv else min(room, host.context)),
+            (_CONTEXT, self._of_context((host,)) + min(layers, self._of_context(movable))),
+            (_N_GPU_LAYERS, room if "n_gpu_layers" in fixed else 0),
+            (_TENSOR_SPLIT, room if "tensor_split" in fixed else 0),
+            (_OFFLOAD_KQV, 0 if self.request.params.offload_kqv else min(room, host.context)),
             ("keep fewer tensors there (-ot, -cmoe, -ncmoe, -ncffn)", min(room, self._pinned_to(HOST))),
-            ("use a smaller margin with --fit-target", min(layers, margins)),
-            ("use a smaller margin with --host-margin", max(0, host.margin - self.reserve.get("host", 0))),
+            (_MARGIN, min(layers, margins)),
+            (_HOST_MARGIN, max(0, host.margin - self.reserve.get("host", 0))),
             (f"free {mib_up(missing)} MiB of host memory", (host.total or 0) - (host.free or 0)),
         ]
         mode = self.trial.params.of_parameter(PARAMETERS["load_mode"])
         is_paged = self.request.host.paging or mode not in ("auto", "mmap")
         return self._enough(missing, found, min(layers, self._of_weights()), 0 if is_paged else host.model)
 
-    def of_device(self, device: DeviceUse, missing: int) -> str:
+    def of_device(self, device: DeviceUse, missing: int) -> Message:
         """Name what frees the ``missing`` bytes of a device."""
         fixed, params = self.request.fixed, self.request.params
         elsewhere = self._room(device) + (math.inf if self.host.left is None else self.host.left - self.host.margin)
@@ -138,20 +145,20 @@ class _Remedies:
         # a device that holds nothing computes nothing
         layers = min(elsewhere, device.model + device.context + (0 if pinned else device.compute) - pinned)
         found = [
-            ("leave -ngl out", layers if "n_gpu_layers" in fixed else 0),
-            ("leave -ts out", layers if "tensor_split" in fixed else 0),
-            ("leave -c out", self._of_context((device,))),
+            (_N_GPU_LAYERS, layers if "n_gpu_layers" in fixed else 0),
+            (_TENSOR_SPLIT, layers if "tensor_split" in fixed else 0),
+            (Remedy("leave -c out", "n_ctx", "omit"), self._of_context((device,))),
             ("put fewer tensors there with -ot", min(elsewhere, pinned) if params.tensor_buft_overrides else 0),
-            ("use a smaller margin with --fit-target", max(0, device.margin - self.reserve.get(device.name, 0))),
+            (_MARGIN, max(0, device.margin - self.reserve.get(device.name, 0))),
         ]
         return self._enough(missing, found, self._of_weights())
 
-    def of_pool(self, pool: PoolUse, missing: int) -> str:
+    def of_pool(self, pool: PoolUse, missing: int) -> Message:
         """Name what frees the ``missing`` bytes of shared memory."""
         of_devices: Sequence[DeviceUse] = [each for each in self.devices if each.name in pool.members]
         found = [
-            ("use a smaller -c", self._of_context((self.host, *of_devices))),
-            ("use a smaller margin with --host-margin", max(0, pool.margin - self.reserve.get(pool.name, 0))),
+            (_CONTEXT, self._of_context((self.host, *of_devices))),
+            (_HOST_MARGIN, max(0, pool.margin - self.reserve.get(pool.name, 0))),
         ]
         return self._enough(missing, found, self._of_weights())
 
@@ -181,7 +188,7 @@ class _Remedies:
         share = 1.0 if self.model is None else least_share(self.model.architecture, bits)
         return int(self.request.model_bytes * (1 - share))
 
-    def _enough(self, missing: int, found: Sequence[tuple[str, float]], saved: int, paged: int = 0) -> str:
+    def _enough(self, missing: int, found: Sequence[tuple[str, float]], saved: int, paged: int = 0) -> Message:
         """Name each remedy that frees ``missing`` bytes alone; else the fewest that do so together.
 
         Args:
@@ -195,9 +202,10 @@ class _Remedies:
             return f"use a quantization of {mib(max(0, self.request.model_bytes - math.ceil(size)))} MiB or less"
 
         machine = f"use a machine with {mib_up(missing)} MiB more"
+        nothing = f"no option is enough for this model: {machine}"
         enough = [words for words, size in (*found, (smaller(missing), saved), (_PAGING, paged)) if size >= missing]
         if enough:
-            return " or ".join([*enough, machine] if enough == [_PAGING] else enough)
+            return Message("", *enough, *([machine] if enough == [_PAGING] else ()), otherwise=machine)
         # the same weights are not saved twice
         for of_weights in (("", saved), (_PAGING, paged)):
             together, freed = list[tuple[str, float]](), 0.0
@@ -208,8 +216,8 @@ class _Remedies:
                 freed += size
                 if freed >= missing:
                     named = [words or smaller(missing - freed + size) for words, size in together]
-                    return f"{' and '.join(named)}: only together they are enough"
-        return f"no option is enough for this model: {machine}"
+                    return Message("", *named, joined=" and ", end=": only together they are enough", otherwise=nothing)
+        return Message(nothing)
 
 
 def _is_limited_by(pool: PoolUse, name: str, devices: Sequence[DeviceUse], host: HostUse) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from fitter.errors import Message, Remedy
 from fitter.model.repository_models import SideFile
 from fitter.model.tensors import file_type_data
 from fitter.parameters.table import USEFUL_CONTEXT, USEFUL_SPEED
@@ -173,16 +174,15 @@ def reason(best: TypeFigures, called: str, tokens_per_second: float | None) -> s
     name = printable(called)
     if is_useful(best, tokens_per_second) and best.least_context and best.context == best.least_context:
         context = f"with {best.least_context} tokens of context or more"
-        others = "--tokens-per-second and --fit-ctx set others"
-        return f"{name} has the best quality at {rate} or more, {context} ({others})"
+        others = Remedy(" (--tokens-per-second and --fit-ctx set others)", "tokens_per_second")
+        return Message(f"{name} has the best quality at {rate} or more, {context}", others)
     if is_useful(best, tokens_per_second):
-        return f"{name} has the best quality at {rate} or more (--tokens-per-second sets another speed)"
+        another = Remedy(" (--tokens-per-second sets another speed)", "tokens_per_second")
+        return Message(f"{name} has the best quality at {rate} or more", another)
+    which, why = "none", f": with 4 bits, none fits or is a third as fast as {name}"
     if best.bits >= _LEAST_BITS:
-        return (
-            f"none with 4 bits or more generates {rate} (--tokens-per-second): {name} has the best quality of those "
-            "that are nearly the fastest"
-        )
-    return f"none generates {rate} (--tokens-per-second): with 4 bits, none fits or is a third as fast as {name}"
+        which, why = "none with 4 bits or more", f": {name} has the best quality of those that are nearly the fastest"
+    return Message(f"{which} generates {rate}", Remedy(" (--tokens-per-second)", "tokens_per_second"), end=why)
 
 
 def _order(each: TypeFigures) -> tuple[float, bool, float, str]:
