@@ -6,6 +6,7 @@ Everything runs in the server's event loop, but for the fetching itself, which r
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from fitter.api import call_worker
 from fitter.model.files import header_cache
 from fitter.model.files.addresses import host_of
 from fitter.planning.request.request import Progress
-from fitter.web.pool import WAITING, Busy, Question, heard
+from fitter.web.pool import WAITING, Busy, Question, Turn, heard
 from fitter.web.questions import SECONDS
 
 AT_ONCE, OF_A_HOST = 8, 2
@@ -37,22 +38,21 @@ class Fetching:
         self._most, self._most_of_host, self._seconds, self._fetch = at_once, of_a_host, seconds, fetch
         self._threads = ThreadPoolExecutor(at_once, "fetching")
         self._running: Counter[str] = Counter()
-        self._line: list[tuple[str, asyncio.Event]] = []
+        self._line: list[Turn[str]] = []
 
     async def fetch(self, question: Question, url: str) -> None:
         """Fetch the header at ``url``; the end of the question ends it.
 
         Raises what ``call_worker.fetch`` raises, ``Overtaken``, and ``Busy`` if too many are fetched.
         """
-        loop = asyncio.get_running_loop()
-        end, host = loop.time() + self._seconds, host_of(url)
+        end, host = time.monotonic() + self._seconds, host_of(url)
         await self._turn(question, host, end)
 
         def fetch() -> None:
             with header_cache.reading():
-                self._fetch(url, max(0.01, end - loop.time()), lambda _: question.check())
+                self._fetch(url, max(0.01, end - time.monotonic()), lambda _: question.check())
 
-        reading = loop.run_in_executor(self._threads, fetch)
+        reading = asyncio.get_running_loop().run_in_executor(self._threads, fetch)
         reading.add_done_callback(heard)
         reading.add_done_callback(lambda _: self._done(host))
         await question.wait_for(reading)
@@ -73,21 +73,7 @@ class Fetching:
             return
         if len(self._line) >= WAITING:
             raise Busy(f"{WAITING} questions wait for headers: ask again later")
-        turn = host, asyncio.Event()
-        self._line.append(turn)
-        come = asyncio.ensure_future(turn[1].wait())
-        try:
-            await question.wait_for(come, seconds=max(0.0, end - asyncio.get_running_loop().time()))
-            question.check()
-        except BaseException:
-            if turn not in self._line:
-                self._done(host)
-            raise
-        finally:
-            come.cancel()
-            if is_late := turn in self._line:
-                self._line.remove(turn)
-        if is_late:
+        if not await Turn(host).wait(self._line, question, end, lambda: self._done(host)):
             raise Busy(f"other headers were fetched for {self._seconds:g} seconds: ask again later")
 
     def _done(self, host: str) -> None:
@@ -95,8 +81,8 @@ class Fetching:
         self._running[host] -= 1
         self._running += Counter()
         for turn in self._line:
-            if self._is_free(turn[0]):
+            if self._is_free(turn.about):
                 self._line.remove(turn)
-                self._running[turn[0]] += 1
-                turn[1].set()
+                self._running[turn.about] += 1
+                turn.come.set()
                 return

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fitter.api.planner import Planner
 from fitter.errors import CancelledError, TimeLimitError
@@ -63,15 +63,6 @@ class _Held:
 
 
 @dataclass(eq=False)
-class _Turn:
-    """A place in the queue: its question, and how often others overtook it."""
-
-    about: tuple[str, object]
-    come: asyncio.Event = field(default_factory=asyncio.Event)
-    passed: int = 0
-
-
-@dataclass(eq=False)
 class Question:
     """A question of a session; it ends when a newer one is asked, or when nobody waits for the answer."""
 
@@ -99,6 +90,35 @@ class Question:
         """Raise ``Overtaken`` after the question's end."""
         if self.over.is_set():
             raise Overtaken(self.why)
+
+
+@dataclass(eq=False)
+class Turn(Generic[_T]):
+    """A place in a queue: what it is about, and how often others overtook it."""
+
+    about: _T
+    come: asyncio.Event = field(default_factory=asyncio.Event)
+    passed: int = 0
+
+    async def wait(self, line: list[Turn[_T]], question: Question, end: float, give_up: Callable[[], None]) -> bool:
+        """Wait in ``line`` until someone takes the turn out of it, and return whether that was before the ``end``.
+
+        Raises ``Overtaken`` after the question's end; ``give_up`` lets another one have the turn then.
+        """
+        line.append(self)
+        come = asyncio.ensure_future(self.come.wait())
+        try:
+            await question.wait_for(come, seconds=max(0.0, end - time.monotonic()))
+            question.check()
+        except BaseException:
+            if self not in line:
+                give_up()
+            raise
+        finally:
+            come.cancel()
+            if is_late := self in line:
+                line.remove(self)
+        return not is_late
 
 
 def heard(done: asyncio.Future[Any]) -> None:
@@ -134,7 +154,7 @@ class Pool:
         """Whether planners have started for first questions, as far as they can."""
         self._idle: list[_Held] = []
         self._busy: set[_Held] = set()
-        self._line: list[_Turn] = []
+        self._line: list[Turn[tuple[str, object]]] = []
         self._latest: dict[str, Question] = {}
         self._asked: set[Question] = set()
         self._threads = ThreadPoolExecutor(workers, "planning")
@@ -285,31 +305,13 @@ class Pool:
                 self._idle.remove(held)
                 held.planner.turn_to(model)
             else:
-                await self._wait(question, (model, about), end)
+                if len(self._line) >= self._most_waiting:
+                    raise Busy(f"{self._most_waiting} questions are waiting: ask again later")
+                if not await Turn((model, about)).wait(self._line, question, end, self._next):
+                    raise Busy(f"no planner was free within {self._patience:g} seconds: ask again later")
                 continue
             self._busy.add(held)
             return held
-
-    async def _wait(self, question: Question, about: tuple[str, object], end: float) -> None:
-        """Wait until a planner is free or the question ends, no longer than to the ``end``."""
-        if len(self._line) >= self._most_waiting:
-            raise Busy(f"{self._most_waiting} questions are waiting: ask again later")
-        turn = _Turn(about)
-        self._line.append(turn)
-        begun = asyncio.ensure_future(turn.come.wait())
-        try:
-            await question.wait_for(begun, seconds=max(0.0, end - time.monotonic()))
-        finally:
-            begun.cancel()
-            is_late = turn in self._line
-            if is_late:
-                self._line.remove(turn)
-            elif question.over.is_set():
-                # the planner was another question's
-                self._next()
-        question.check()
-        if is_late:
-            raise Busy(f"no planner was free within {self._patience:g} seconds: ask again later")
 
     def _next(self, about: tuple[str, object] | None = None) -> None:
         """Let a waiting question continue: the first, or one about the same as before, which is answered sooner."""
