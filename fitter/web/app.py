@@ -75,14 +75,6 @@ class Settings:
         return not Hosts.of(self.host).is_everywhere
 
 
-@dataclass(frozen=True)
-class MappedPlan:
-    """A plan, with its layer map if known."""
-
-    plan: Plan
-    layer_map: LayerMap | None = None
-
-
 @dataclass
 class Server:
     """Answers questions: the settings, the pool, and the fetcher of headers, so that no planner waits for a network."""
@@ -95,8 +87,10 @@ class Server:
     async def document(self, asked: PlanQuestion, request: Request) -> bytes:
         """Return the requested plan as JSON: a known one, or one that is made now. Raises ``FitterError``."""
         model = await self._wanted(asked)
+        if model.is_repository:
+            raise UsageError(f"{model.called or model.opens} holds several models: name a file of it")
         about = None
-        if asked.gpus is not None and not model.is_repository:
+        if asked.gpus is not None:
             async with self.pool.asked(asked.session) as question:
                 if model.is_elsewhere:
                     await self.fetching.fetch(question, model.opens)
@@ -104,23 +98,22 @@ class Server:
             about = await asyncio.to_thread(known_answers.question, model.opens, keywords)
             if (answer := self.known.get(about)) is not None:
                 return answer
-        plan = (await self.plan(asked, request, with_map=False)).plan
+        plan, _ = await self.plan(asked, request, model, with_map=False)
         answer = await asyncio.to_thread(lambda: json.dumps(plan.to_dict()).encode())
         if about is not None and not plan.search.is_cut_short:
             self.known.put(about, answer)
         return answer
 
-    async def plan(self, asked: PlanQuestion, request: Request, *, with_map: bool) -> MappedPlan:
-        """Make the requested plan, for a page with its layer map and alternatives. Raises ``FitterError``."""
-        model = await self._wanted(asked)
-        if model.is_repository:
-            raise UsageError(f"{model.called or model.opens} holds several models: name a file of it")
+    async def plan(
+        self, asked: PlanQuestion, request: Request, model: Wanted, *, with_map: bool
+    ) -> tuple[Plan, LayerMap | None]:
+        """Plan ``model``, for a page with its layer map and alternatives. Raises ``FitterError``."""
         keywords = asked.keywords(has_devices=self.settings.has_devices)
 
-        def ask(planner: Planner, question: Question) -> MappedPlan:
+        def ask(planner: Planner, question: Question) -> tuple[Plan, LayerMap | None]:
             # the header may have been removed meanwhile: fetch it again
             plan = planner.fit(on_progress=lambda _: question.check(), alternatives=with_map, **keywords)
-            return MappedPlan(_without_paths(plan, model), planner.layer_map(plan) if with_map else None)
+            return _without_paths(plan, model), planner.layer_map(plan) if with_map else None
 
         return await self._answer(asked, request, model, ask)
 
@@ -128,8 +121,8 @@ class Server:
         """Plan the model, or every model of a repository, and write a side of the page. Raises ``FitterError``."""
         model = await self._wanted(asked)
         if not model.is_repository:
-            answer = await self.plan(asked, request, with_map=True)
-            return await asyncio.to_thread(planner_page.panel, answer.plan, answer.layer_map, name)
+            plan, layer_map = await self.plan(asked, request, model, with_map=True)
+            return await asyncio.to_thread(planner_page.panel, plan, layer_map, name)
         keywords = asked.keywords(has_devices=self.settings.has_devices)
 
         def ask(planner: Planner, question: Question) -> Repository:
