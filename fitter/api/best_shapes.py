@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fitter import programs
-from fitter.api.call_worker import ask_in_threads, questions_of, worker_for
+from fitter.api.call_worker import ask_in_threads, questions_of, several_workers
 from fitter.api.checked_call import checked_worker_call
 from fitter.api.measure_load import without_timeout
 from fitter.api.quantizations import check_speed, plan_type
@@ -36,7 +35,6 @@ from fitter.planning.tables.quantization_rows import (
     types_to_plan,
 )
 from fitter.storage import TemporaryDirectory
-from fitter.system import processors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -90,17 +88,30 @@ def best_shapes(
     say = on_progress or (lambda _: None)
     say(Progress(0, "reading the catalogue"))
     infos = shapes(*((words,) if isinstance(words, str) else words))
-    with ExitStack() as stack:
-        several = worker is None and not ask.is_for_one_process
-        count = min(processors(), _MOST_WORKERS, len(infos)) if several else 1
-        workers = [stack.enter_context(worker_for(ask, worker, on_log)) for _ in range(count)]
-        for each in workers:
-            # only one thread at a time may take a process that was started early
-            each.start()
-        asked = list(_candidates(infos, _place(ask, workers[0]), tokens_per_second))
-        planning = _Planning(asked, most, tokens_per_second, without_timeout(dict(parameters)), say)
-        ask_in_threads(workers, planning.run, planning.stop, dismiss=worker is None)
-    return planning.result()
+    with several_workers(ask, worker, on_log, min(_MOST_WORKERS, len(infos))) as workers:
+        asked = deque(_candidates(infos, _place(ask, workers[0]), tokens_per_second))
+        count, told = len(asked), without_timeout(dict(parameters))
+        found: list[ShapePlan] = []
+        done = 0
+
+        def wanted() -> Iterator[_Candidate]:
+            while asked and len(found) < most:
+                yield asked.popleft()
+
+        def plan(candidate: _Candidate, worker: Worker) -> ShapePlan | None:
+            return _plan(candidate, {**told, "worker": worker}, tokens_per_second)
+
+        def tell(candidate: _Candidate, planned: ShapePlan | None, worker: Worker) -> None:
+            nonlocal done
+            done += 1
+            found.extend([planned] if planned is not None else [])
+            part = max(len(found) / most, done / count)
+            text = f"planned {candidate.shape.name}: {len(found)} of {most} found"
+            say(Progress(worker.dummy_loads, text, min(1.0, part)))
+
+        ask_in_threads(workers, wanted(), plan, tell, dismiss=worker is None)
+    found.sort(key=lambda each: (-each.shape.parameters, each.shape.name))
+    return ShapePlans(tuple(found[:most]), len(asked) + max(0, len(found) - most), tokens_per_second)
 
 
 @dataclass(frozen=True)
@@ -141,87 +152,36 @@ def _candidates(infos: Sequence[ShapeInfo], place: Place, tokens_per_second: flo
             yield _Candidate(shape, types)
 
 
-class _Planning:
-    """Plan models in threads until enough of them are useful."""
-
-    def __init__(
-        self,
-        asked: Sequence[_Candidate],
-        most: int,
-        tokens_per_second: float | None,
-        told: dict[str, object],
-        say: Callable[[Progress], None],
-    ) -> None:
-        self._asked = asked
-        self._most = most
-        self._tokens_per_second = tokens_per_second
-        self._least = USEFUL_SPEED if tokens_per_second is None else tokens_per_second
-        self._told = told
-        self._say = say
-        self._lock = threading.Lock()
-        self._begun = 0
-        self._done = 0
-        self._found: list[ShapePlan] = []
-
-    def run(self, worker: Worker) -> None:
-        """Plan one model after the other, until there is no other one or enough are found."""
-        while True:
-            with self._lock:
-                if self._begun == len(self._asked) or len(self._found) >= self._most:
-                    return
-                candidate = self._asked[self._begun]
-                self._begun += 1
-            plan = self._plan(candidate, worker)
-            with self._lock:
-                self._done += 1
-                if plan is not None:
-                    self._found.append(plan)
-                found = len(self._found)
-                text = f"planned {candidate.shape.name}: {found} of {self._most} found"
-                part = max(found / self._most, self._done / len(self._asked))
-                self._say(Progress(worker.dummy_loads, text, min(1.0, part)))
-
-    def stop(self) -> None:
-        """Begin no other model."""
-        with self._lock:
-            self._begun = len(self._asked)
-
-    def result(self) -> ShapePlans:
-        """Return the models that were found, the most weights first."""
-        found = sorted(self._found, key=lambda each: (-each.shape.parameters, each.shape.name))
-        left = len(self._asked) - self._begun + max(0, len(found) - self._most)
-        return ShapePlans(tuple(found[: self._most]), left, self._tokens_per_second)
-
-    def _plan(self, candidate: _Candidate, worker: Worker) -> ShapePlan | None:
-        """Plan file types of a model until the best is known; ``None`` if none is useful."""
-        planned: list[Quantization] = []
-        with TemporaryDirectory() as directory:
-            try:
-                opened = open_model(as_converted(candidate.shape.model), worker.header)
-                file_types = worker.file_types(opened.files, directory)
-            except LlamaCppError:
-                # this llama.cpp does not have the architecture
-                return None
-            by_name = {each.name: each for each in file_types.found}
-            types = [(name, rate) for name, rate in candidate.types if name in by_name]
-            first, last, reached = 0, len(types) - 1, _REACHED
-            while first <= last:
-                # of the types that are left, the one with the most bits that is likely to be fast enough
-                likely = (i for i in range(first, last + 1) if types[i][1] * reached >= self._least)
-                index = next(likely, last)
-                each = quantization(opened, file_types, by_name[types[index][0]])
-                if each.problem is None:
-                    told = {**self._told, "worker": worker}
-                    each = plan_type(each, opened, Path(directory), told, with_longest=False)
-                planned.append(each)
-                reached = (each.tokens_per_second or 0.0) / types[index][1] or reached
-                if is_enough(each, candidate.shape, self._tokens_per_second):
-                    last = index - 1
-                    if types[last][1] * reached < _NEARLY * self._least:
-                        break
-                else:
-                    first = index + 1
-        return best_of_shape(planned, candidate.shape, self._tokens_per_second)
+def _plan(candidate: _Candidate, told: dict[str, Any], tokens_per_second: float | None) -> ShapePlan | None:
+    """Plan file types of a model until the best is known; ``None`` if none is useful."""
+    worker, least = told["worker"], USEFUL_SPEED if tokens_per_second is None else tokens_per_second
+    planned: list[Quantization] = []
+    with TemporaryDirectory() as directory:
+        try:
+            opened = open_model(as_converted(candidate.shape.model), worker.header)
+            file_types = worker.file_types(opened.files, directory)
+        except LlamaCppError:
+            # this llama.cpp does not have the architecture
+            return None
+        by_name = {each.name: each for each in file_types.found}
+        types = [(name, rate) for name, rate in candidate.types if name in by_name]
+        first, last, reached = 0, len(types) - 1, _REACHED
+        while first <= last:
+            # of the types that are left, the one with the most bits that is likely to be fast enough
+            likely = (i for i in range(first, last + 1) if types[i][1] * reached >= least)
+            index = next(likely, last)
+            each = quantization(opened, file_types, by_name[types[index][0]])
+            if each.problem is None:
+                each = plan_type(each, opened, Path(directory), told, with_longest=False)
+            planned.append(each)
+            reached = (each.tokens_per_second or 0.0) / types[index][1] or reached
+            if is_enough(each, candidate.shape, tokens_per_second):
+                last = index - 1
+                if types[last][1] * reached < _NEARLY * least:
+                    break
+            else:
+                first = index + 1
+    return best_of_shape(planned, candidate.shape, tokens_per_second)
 
 
 __all__ = ["MOST", "best_shapes"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fitter.errors import ExpertCacheError, UsageError
 from fitter.llama.client import Worker
@@ -21,11 +23,15 @@ from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import check_split_devices, for_model
 from fitter.planning.request.request import Progress
 from fitter.planning.request.request_limits import check_context
+from fitter.system import processors
 from fitter.text import MIB
 
 if TYPE_CHECKING:
     from fitter.llama.build.virtual_backends import Answering
     from fitter.model.files.remote_files import Fetching
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 def fetch(model: str, timeout: float, on_progress: Callable[[Progress], None] | None = None) -> None:
@@ -280,28 +286,72 @@ def tokenizer_check(worker: Worker, *, is_alone: bool) -> Iterator[TokenizerChec
         check.close()
 
 
+@contextmanager
+def several_workers(
+    ask: Ask, given: Worker | None, on_log: Callable[[str], None] | None, most: int
+) -> Iterator[list[Worker]]:
+    """Lend the caller's worker, or start one for each processor, ``most`` of them; one where they share real devices.
+
+    Args:
+        ask: The parameters of the call.
+        given: The caller's worker, if any.
+        on_log: Called with every line of llama.cpp's log.
+        most: The largest number of workers.
+    """
+    is_one = given is not None or ask.is_for_one_process
+    with ExitStack() as stack:
+        count = 1 if is_one else max(1, min(processors(), most))
+        workers = [stack.enter_context(worker_for(ask, given, on_log)) for _ in range(count)]
+        for each in workers:
+            # only one thread at a time may take a process that was started early
+            each.start()
+        yield workers
+
+
 def ask_in_threads(
-    workers: Sequence[Worker], ask: Callable[[Worker], object], stop: Callable[[], object], *, dismiss: bool = True
+    workers: Sequence[Worker],
+    items: Iterable[_Item],
+    ask: Callable[[_Item, Worker], _Result],
+    tell: Callable[[_Item, _Result, Worker], object],
+    *,
+    stop: Callable[[], object] = lambda: None,
+    dismiss: bool = True,
 ) -> None:
-    """Call ``ask`` with every worker, each call in a thread, and wait until all have returned.
+    """Call ``ask`` with each of the ``items`` and a worker, each worker in a thread, and wait for all answers.
 
     Args:
         workers: Started workers: only one thread at a time may take a process that was started early.
-        ask: Asks one worker all remaining questions.
-        stop: Called after the first error; makes the other calls return.
+        items: Asked for the next item whenever a worker is free, by one thread at a time.
+        ask: Asks a worker about an item.
+        tell: Called with each answer, by one thread at a time.
+        stop: Called after the first error; must end a wait of ``items``.
         dismiss: Whether to dismiss the workers after an error.
 
     Raises:
-        Exception: The first error of ``ask``.
+        Exception: The first error of ``ask`` or ``tell``.
     """
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor, as_completed
+
+    left, taking, telling, is_stopped = iter(items), threading.Lock(), threading.Lock(), threading.Event()
+
+    def run(worker: Worker) -> None:
+        while True:
+            with taking:
+                taken = [] if is_stopped.is_set() else list(islice(left, 1))
+            for item in taken:
+                answer = ask(item, worker)
+                with telling:
+                    tell(item, answer, worker)
+            if not taken:
+                return
 
     with ThreadPoolExecutor(len(workers)) as pool:
         try:
-            for done in [pool.submit(ask, worker) for worker in workers]:
+            for done in as_completed([pool.submit(run, worker) for worker in workers]):
                 done.result()
         except BaseException:
             # the pool waits for its threads, so they must end
+            is_stopped.set()
             stop()
             for worker in workers if dismiss else ():
                 worker.dismiss()

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -282,15 +281,13 @@ def offload_table(
 def _measured(load: OneLoad, others: Sequence[Worker], every: Sequence[Params]) -> list[Breakdown]:
     """Measure ``every`` load of the model, with the worker of ``load`` and others at the same time."""
     found: dict[int, Breakdown] = {}
-    jobs = deque(range(len(every)))
-
-    def ask(worker: Worker) -> None:
-        with suppress(IndexError):
-            while True:
-                index = jobs.popleft()
-                found[index] = worker.measure(load.model.skeleton, every[index], reserve=True)
-
-    ask_in_threads([load.worker, *others], ask, jobs.clear, dismiss=False)
+    ask_in_threads(
+        [load.worker, *others],
+        enumerate(every),
+        lambda numbered, worker: worker.measure(load.model.skeleton, numbered[1], reserve=True),
+        lambda numbered, breakdown, _: found.update({numbered[0]: breakdown}),
+        dismiss=False,
+    )
     return [found[index] for index in range(len(every))]
 
 

@@ -6,13 +6,15 @@ import math
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from fitter import api, programs
-from fitter.api.call_worker import ask_in_threads, worker_for
+from fitter.api.call_worker import ask_in_threads, several_workers
 from fitter.api.checked_call import checked_worker_call
 from fitter.api.fits.shared_models import check_drafts_alone
 from fitter.api.measure_load import without_timeout
@@ -28,7 +30,6 @@ from fitter.parameters.table import AnyPath, Fitting
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import Progress
 from fitter.planning.tables.file_rows import Repository, RepositoryFile, best_file, ordered
-from fitter.system import processors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -96,17 +97,11 @@ def repository(
     chosen = tuple(each for each in chosen if each.path not in (ask.sharing.model_draft, ask.sharing.mmproj))
     if not chosen:
         raise UsageError(f"{listing.called} has no other model than the draft model: leave --model-draft out")
-    with ExitStack() as stack:
-        several = worker is None and not ask.is_for_one_process
-        count = max(1, min(processors(), _MOST_WORKERS, len(chosen))) if several else 1
-        workers = [stack.enter_context(worker_for(ask, worker, on_log)) for _ in range(count)]
-        for each in workers:
-            # only one thread at a time may take a process that was started early
-            each.start()
-        planning = _Planning(chosen, without_timeout(dict(parameters)), ask.timeout, say)
-        planned = planning.run(workers, is_own=worker is None)
-        n_devices = max((len(each.plan.devices) for each in planned if each.plan is not None), default=0)
-        best = best_file(planned, tokens_per_second)
+    with several_workers(ask, worker, on_log, min(_MOST_WORKERS, len(chosen))) as workers:
+        told = without_timeout(dict(parameters))
+        planned = _plan_all(chosen, told, ask.timeout, say, workers, are_own=worker is None)
+    n_devices = max((len(each.plan.devices) for each in planned if each.plan is not None), default=0)
+    best = best_file(planned, tokens_per_second)
     return _to_repository(listing, planned, best, n_devices, tokens_per_second, ask, parameters)
 
 
@@ -131,114 +126,106 @@ def _select_types(listing: Listing, wanted: tuple[str, ...] | None) -> tuple[Lis
     return chosen
 
 
-class _Planning:
-    """Fetch the headers of models in threads, and plan each model when its header has arrived."""
+_Arrived = tuple[Listed, FitterError | None]
+"""A model whose header was fetched, or the reason why it was not."""
 
-    def __init__(
-        self,
-        chosen: Sequence[Listed],
-        told: dict[str, Any],
-        timeout: float,
-        say: Callable[[Progress], None],
-    ) -> None:
-        self._chosen = chosen
-        self._told = told
-        self._timeout = timeout
-        self._say = say
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._ready: queue.SimpleQueue[tuple[Listed, FitterError | None] | None] = queue.SimpleQueue()
-        self._taken = 0
-        self._found: dict[str, RepositoryFile] = {}
-        self._errors: dict[str, FitterError] = {}
 
-    def run(self, workers: Sequence[Worker], *, is_own: bool) -> list[RepositoryFile]:
-        """Plan every model; return each with its plan or its problem.
+def _plan_all(
+    chosen: Sequence[Listed],
+    told: dict[str, Any],
+    timeout: float,
+    say: Callable[[Progress], None],
+    workers: Sequence[Worker],
+    *,
+    are_own: bool,
+) -> list[RepositoryFile]:
+    """Fetch the headers of models in threads, and plan each model when its header has arrived.
 
-        Args:
-            workers: Workers that plan at the same time.
-            is_own: Whether the workers may be ended after an error.
+    Args:
+        chosen: The models.
+        told: Keywords of ``fit``, without a worker.
+        timeout: Seconds for each header.
+        say: Called at each step.
+        workers: Workers that plan at the same time.
+        are_own: Whether the workers may be ended after an error.
 
-        Raises:
-            FitterError: The first model's, where no model has a plan.
-        """
-        self._say(Progress(0, f"reading the headers of {len(self._chosen)} models", 0.0))
-        left = iter(self._chosen)
-        fetching = [threading.Thread(target=self._fetch, args=(left,), daemon=True) for _ in range(_AT_ONCE)]
-        for thread in fetching:
-            thread.start()
-        ask_in_threads(workers, self._plan, lambda: self._stop(len(workers)), dismiss=is_own)
-        repository_files = [self._found[each.name] for each in self._chosen]
-        if all(each.plan is None for each in repository_files) and self._errors:
-            raise self._errors[next(each.name for each in self._chosen if each.name in self._errors)]
-        return repository_files
+    Returns:
+        Each model with its plan or its problem.
 
-    def _stop(self, n_waiting: int) -> None:
-        self._stopped.set()
-        for _ in range(n_waiting):
-            self._ready.put(None)
+    Raises:
+        FitterError: The first model's, where no model has a plan.
+    """
+    count = len(chosen)
+    say(Progress(0, f"reading the headers of {count} models", 0.0))
+    ready: queue.SimpleQueue[_Arrived | None] = queue.SimpleQueue()
+    left = deque(chosen)
+    for _ in range(_AT_ONCE):
+        threading.Thread(target=_fetch, args=(left, timeout, ready.put), daemon=True).start()
+    found: dict[Listed, RepositoryFile] = {}
+    errors: dict[Listed, FitterError] = {}
 
-    def _fetch(self, left: Any) -> None:
-        while not self._stopped.is_set():
-            with self._lock:
-                listed = next(left, None)
-            if listed is None:
-                return
+    def plan(arrived: _Arrived, worker: Worker) -> RepositoryFile:
+        listed, error = arrived
+        made = RepositoryFile(listed.name, listed.files, listed.bytes, listed.file_type, listed.path)
+        try:
+            if error is not None:
+                raise error
+            with header_cache.reading():
+                return replace(made, problem=listed.problem) if listed.problem else _plan_file(made, worker, told)
+        except LibraryError:
+            raise
+        except FitterError as failed:
+            errors[listed] = failed
+            return replace(made, problem=_reason(failed, made))
+
+    def tell(arrived: _Arrived, made: RepositoryFile, worker: Worker) -> None:
+        found[arrived[0]] = made
+        said = f"planned {len(found)} of {count}: {made.name}"
+        say(Progress(worker.dummy_loads, said))
+        if len(found) < count:
+            # draws a bar on a terminal
+            say(Progress(worker.dummy_loads, said, len(found) / count))
+
+    def stop() -> None:
+        left.clear()
+        ready.put(None)
+
+    ask_in_threads(workers, islice(iter(ready.get, None), count), plan, tell, stop=stop, dismiss=are_own)
+    if errors and all(each.plan is None for each in found.values()):
+        raise next(errors[each] for each in chosen if each in errors)
+    return [found[each] for each in chosen]
+
+
+def _fetch(left: deque[Listed], timeout: float, put: Callable[[_Arrived], None]) -> None:
+    with suppress(IndexError):
+        while True:
+            listed = left.popleft()
+            error: FitterError | None = None
             try:
                 if listed.problem is None:
-                    model_files(listed.path, timeout=self._timeout, at_once=_AT_ONCE)
-                self._ready.put((listed, None))
-            except FitterError as error:
-                self._ready.put((listed, error))
-            except BaseException as error:
-                self._ready.put((listed, LlamaCppError(f"{type(error).__name__}: {error}")))
-
-    def _plan(self, worker: Worker) -> None:
-        while not self._stopped.is_set():
-            with self._lock:
-                if self._taken == len(self._chosen):
-                    return
-                self._taken += 1
-            ready = self._ready.get()
-            if ready is None:
-                return
-            listed, error = ready
-            made = RepositoryFile(listed.name, listed.files, listed.bytes, listed.file_type, listed.path)
-            try:
-                if error is not None:
-                    raise error
-                with header_cache.reading():
-                    made = replace(made, problem=listed.problem) if listed.problem else self._plan_file(made, worker)
-            except LibraryError:
-                raise
+                    model_files(listed.path, timeout=timeout, at_once=_AT_ONCE)
             except FitterError as failed:
-                made = replace(made, problem=_reason(failed, made))
-                self._errors[made.name] = failed
-            with self._lock:
-                self._found[made.name] = made
-                done, count = len(self._found), len(self._chosen)
-                said = f"planned {done} of {count}: {made.name}"
-                self._say(Progress(worker.dummy_loads, said))
-                if done < count:
-                    # draws a bar on a terminal
-                    self._say(Progress(worker.dummy_loads, said, done / count))
+                error = failed
+            except BaseException as failed:
+                error = LlamaCppError(f"{type(failed).__name__}: {failed}")
+            put((listed, error))
 
-    def _plan_file(self, made: RepositoryFile, worker: Worker) -> RepositoryFile:
-        opened = open_model(made.path, worker.header)
-        check_drafts_alone(opened)
-        weights = sum(math.prod(tensor.shape) for tensor in opened.tensors)
-        # the file's own size: a list of files may be wrong
-        made = replace(
-            made,
-            bytes=sum(file.stat().st_size for file in opened.files),
-            weights=weights,
-            bits_per_weight=8 * opened.bytes / weights if weights else None,
-        )
-        told = {**self._told, "worker": worker}
-        plan = api.fit(made.path, **told)
-        longest = longest_context(plan, opened, opened.path, told)
-        plan = replace(plan, fit_keywords={**plan.fit_keywords, "worker": None})
-        return replace(made, plan=plan, longest_context=longest)
+
+def _plan_file(made: RepositoryFile, worker: Worker, told: dict[str, Any]) -> RepositoryFile:
+    opened = open_model(made.path, worker.header)
+    check_drafts_alone(opened)
+    weights = sum(math.prod(tensor.shape) for tensor in opened.tensors)
+    # the file's own size: a list of files may be wrong
+    made = replace(
+        made,
+        bytes=sum(file.stat().st_size for file in opened.files),
+        weights=weights,
+        bits_per_weight=8 * opened.bytes / weights if weights else None,
+    )
+    told = {**told, "worker": worker}
+    plan = api.fit(made.path, **told)
+    longest = longest_context(plan, opened, opened.path, told)
+    return replace(made, plan=plan, longest_context=longest)
 
 
 def _reason(error: FitterError, made: RepositoryFile) -> str:

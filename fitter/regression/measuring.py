@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -104,30 +103,27 @@ def in_workers(
     """
     say: OnDone = on_done or (lambda done, total, name: None)
     say(0, len(items), "")
-    left = deque(items)
-    count = max(1, min(jobs or processors(), len(left)))
     results: dict[str, _Result] = {}
-    lock, stopped = threading.Lock(), threading.Event()
+    stopped = threading.Event()
+    works: dict[Worker, Callable[[_Named], _Result]] = {}
 
-    def run(worker: Worker) -> None:
-        work = begin(worker, stopped)
-        while True:
-            try:
-                item = left.popleft()
-            except IndexError:
-                return
-            result = work(item)
-            with lock:
-                results[item.name] = result
-                say(len(results), len(items), item.name)
+    def ask(item: _Named, worker: Worker) -> _Result:
+        if worker not in works:
+            works[worker] = begin(worker, stopped)
+        return works[worker](item)
+
+    def tell(item: _Named, result: _Result, worker: Worker) -> None:
+        results[item.name] = result
+        say(len(results), len(items), item.name)
 
     with ExitStack() as stack:
         # Started here, since a process that was started early may only be taken by one thread at a time.
+        count = max(1, min(jobs or processors(), len(items)))
         workers = [stack.enter_context(Worker(timeout=timeout)) for _ in range(count)]
         for worker in workers:
             worker.configure((), llama_cpp=llama_cpp)
             worker.start()
-        ask_in_threads(workers, run, stopped.set)
+        ask_in_threads(workers, items, ask, tell, stop=stopped.set)
     return results
 
 
