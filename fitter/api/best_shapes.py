@@ -171,8 +171,7 @@ def _plan(candidate: _Candidate, told: dict[str, Any], tokens_per_second: float 
             likely = (i for i in range(first, last + 1) if types[i][1] * reached >= least)
             index = next(likely, last)
             each = quantization(opened, file_types, by_name[types[index][0]])
-            if each.problem is None:
-                each = plan_type(each, opened, Path(directory), told, with_longest=False)
+            each = plan_type(each, opened, Path(directory), told, with_longest=False)
             planned.append(each)
             reached = (each.tokens_per_second or 0.0) / types[index][1] or reached
             if is_enough(each, candidate.shape, tokens_per_second):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fitter import api, programs
-from fitter.api.call_worker import fetch, worker_for
+from fitter.api.call_worker import ask_in_threads, fetch, several_workers
 from fitter.api.checked_call import checked_worker_call
 from fitter.api.measure_load import without_timeout
 from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError, WorkerError
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _NEVER = ("F32",)
 """Types that are not planned: F32 doubles the bytes of the published weights."""
+_MOST_WORKERS = 8
 
 
 @checked_worker_call(Fitting)
@@ -91,24 +92,29 @@ def quants(
     # llama-quantize starts from the converted model
     model = as_converted(os.fsdecode(model))
     fetch(model, ask.timeout, on_progress)
-    with (
-        worker_for(ask, worker, on_log) as used_worker,
-        TemporaryDirectory() as directory,
-    ):
-        opened = open_model(model, used_worker.header)
+    most = min(_MOST_WORKERS, _MOST_WORKERS if names is None else len(names))
+    with several_workers(ask, worker, on_log, most) as workers, TemporaryDirectory() as directory:
+        opened = open_model(model, workers[0].header)
         check_source(opened)
         try:
-            file_types = used_worker.file_types(opened.files, directory)
+            file_types = workers[0].file_types(opened.files, directory)
         except LlamaCppError as error:
             raise LlamaCppError(_about_model(error, opened), error.log) from error
         chosen = [quantization(opened, file_types, each) for each in file_types.found if each.name not in _NEVER]
         chosen = _select_types(chosen, names)
-        told = {**without_timeout(dict(parameters)), "worker": used_worker, "on_progress": say}
-        planned = []
-        for number, each in enumerate(chosen, 1):
-            say(Progress(used_worker.dummy_loads, f"planning {each.name}, {number} of {len(chosen)}"))
-            planned.append(plan_type(each, opened, Path(directory), told) if each.problem is None else each)
-        n_devices = max((len(each.plan.devices) for each in planned if each.plan is not None), default=0)
+        told = without_timeout(dict(parameters))
+        found: dict[str, Quantization] = {}
+
+        def plan(each: Quantization, worker: Worker) -> Quantization:
+            return plan_type(each, opened, Path(directory), {**told, "worker": worker})
+
+        def tell(each: Quantization, made: Quantization, worker: Worker) -> None:
+            found[each.name] = made
+            say(Progress(worker.dummy_loads, f"planned {each.name}, {len(found)} of {len(chosen)}"))
+
+        ask_in_threads(workers, chosen, plan, tell, dismiss=worker is None)
+    planned = [found[each.name] for each in chosen]
+    n_devices = max((len(each.plan.devices) for each in planned if each.plan is not None), default=0)
     failed = [each for each in planned if each.plan is None and each.bytes is not None]
     if failed and all(each.plan is None for each in planned):
         raise LlamaCppError(f"{short(opened)} cannot be planned as {failed[0].name}: {failed[0].problem}")
@@ -164,7 +170,7 @@ def _select_types(quantizations: list[Quantization], wanted: tuple[str, ...] | N
 def plan_type(
     each: Quantization, model: Model, directory: Path, told: dict[str, Any], *, with_longest: bool = True
 ) -> Quantization:
-    """Plan one type; a refusal of llama.cpp becomes its problem.
+    """Plan one type unless it has a problem; a refusal of llama.cpp becomes its problem.
 
     Args:
         each: The type.
@@ -173,6 +179,8 @@ def plan_type(
         told: Keywords of ``fit``, with a worker.
         with_longest: Whether to look for the longest context, too.
     """
+    if each.problem is not None:
+        return each
     header = directory / f"{each.name}.gguf"
     try:
         # the header has no tokenizer
@@ -185,8 +193,7 @@ def plan_type(
     before, slash, last = model.called.rpartition("/")
     path = f"{before}{slash}{named(Path(last), each.name)}" if shape is None else shape.of_type(each.name).address
     summary = replace(plan.model, path=path, name=model.name)
-    plan = replace(plan, model=summary, files=(), fit_keywords={**plan.fit_keywords, "on_progress": None})
-    return replace(each, plan=plan, longest_context=longest)
+    return replace(each, plan=replace(plan, model=summary, files=()), longest_context=longest)
 
 
 def longest_context(plan: Plan, model: Model, header: Path, told: dict[str, Any]) -> int | None:
