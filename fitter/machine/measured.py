@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import AnswerError
+from fitter.llama.processes import wire
 from fitter.llama.types import DeviceInfo
 from fitter.machine.speed import DeviceSpeed, Factor, Factors, HostSpeed
 from fitter.storage import config_folder, read_json, write_json
@@ -51,7 +52,9 @@ def read_calibrated() -> tuple[Calibrated, ...]:
     """Read every stored device; none if the file is missing or damaged."""
     try:
         document = json.loads(calibrated_path().read_text(encoding="utf-8"))
-        return tuple(_device(entry) for entry in document["devices"]) if document["schema"] == _SCHEMA else ()
+        devices: tuple[Calibrated, ...] = wire.decode(tuple[Calibrated, ...], document["devices"])
+        are_possible = all(min(each.total, each.outside, each.context or 0) >= 0 for each in devices)
+        return devices if document["schema"] == _SCHEMA and are_possible else ()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ()
 
@@ -73,14 +76,6 @@ def outside_of(device: DeviceInfo, stored: Iterable[Calibrated]) -> int | None:
 
 def _key(device: Calibrated) -> tuple[str, str, int]:
     return device.backend, device.description, device.total
-
-
-def _device(entry: dict[str, Any]) -> Calibrated:
-    device = Calibrated(entry["backend"], entry["description"], entry["total"], entry["outside"], entry["context"])
-    texts, sizes = (device.backend, device.description), (device.total, device.outside, device.context or 0)
-    if not (all(isinstance(text, str) for text in texts) and all(isinstance(n, int) and n >= 0 for n in sizes)):
-        raise ValueError(device)
-    return device
 
 
 def _stored(path: Path, document: object) -> Path:
@@ -155,30 +150,12 @@ def tuned_rows(document: Any) -> tuple[Tuned, ...]:
     """Check a document of rows. Raises ``ValueError``, ``KeyError`` or ``TypeError``."""
     if document["schema"] != _SCHEMA:
         raise ValueError("unknown schema")
-    return tuple(map(_row, document["runs"]))
-
-
-def _row(entry: Mapping[str, Any]) -> Tuned:
-    parts = tuple((str(name), _seconds(prompt), _seconds(step)) for name, prompt, step in entry["parts"])
-    if not (_seconds(entry["prompt"]) and _seconds(entry["step"])):
-        raise ValueError(entry)
-    return Tuned(
-        str(entry["machine"]),
-        str(entry["llama_cpp"]),
-        str(entry["model"]),
-        tuple(map(str, entry["arguments"])),
-        int(entry["users"]),
-        parts,
-        _seconds(entry["prompt"]),
-        _seconds(entry["step"]),
-        _seconds(entry["turn"]),
-    )
-
-
-def _seconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ValueError(value)
-    return float(value)
+    rows: tuple[Tuned, ...] = wire.decode(tuple[Tuned, ...], document["runs"])
+    for row in rows:
+        seconds = (row.prompt, row.step, row.turn, *(each for _, *both in row.parts for each in both))
+        if not (row.prompt and row.step and all(0 <= each < math.inf for each in seconds)):
+            raise ValueError(row)
+    return rows
 
 
 def tuned_document(rows: Iterable[Tuned]) -> dict[str, Any]:

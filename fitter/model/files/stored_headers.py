@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fitter import system
 from fitter.errors import ModelError
+from fitter.llama.processes import wire
 from fitter.model.files import header_cache
 from fitter.model.files.addresses import Address
 from fitter.model.files.source import show
@@ -157,16 +158,10 @@ def _content_folders(model: Sequence[Address]) -> list[Path]:
 def _read(place: Path) -> Entry | None:
     try:
         about = json.loads(read_regular(place / _ABOUT))
-        files = tuple(StoredFile(**each) for each in about)
+        files: tuple[StoredFile, ...] = wire.decode(tuple[StoredFile, ...], about)
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    return Entry(place, files) if all(map(_is_possible, files)) else None
-
-
-def _is_possible(kept: StoredFile) -> bool:
-    texts, sizes = (kept.name, kept.tag, kept.digest), (kept.file_bytes, kept.header_bytes)
-    is_typed = all(isinstance(text, str) for text in texts) and all(isinstance(size, int) for size in sizes)
-    return is_typed and 0 <= kept.header_bytes <= kept.file_bytes
+    return Entry(place, files) if all(0 <= kept.header_bytes <= kept.file_bytes for kept in files) else None
 
 
 def _write(place: Path, headers: Sequence[StoredHeader], words: str) -> None:
