@@ -16,7 +16,7 @@ from fitter import api, programs, system
 from fitter.api.call_worker import fetch
 from fitter.api.checked_call import naming_addresses
 from fitter.api.explore import plan_cell
-from fitter.api.explore.grid import AXES, Grid, costs_of, grid_of
+from fitter.api.explore.grid import Grid, costs_of, grid_of
 from fitter.api.explore.plan_cell import CellHeader, Task, figures_of
 from fitter.api.explore.stored_cells import Key, State
 from fitter.errors import CancelledError, FitterError, LibraryError, LlamaCppError, TimeLimitError, UsageError
@@ -104,17 +104,19 @@ def explore(
     grid = grid_of(models, machines, types, parameters, max_cells)
     costs, cost = costs_of(grid.machines, prices, watts)
     _check_how(executor, jobs, on_cell)
-    with header_cache.reading(), naming_addresses(), _opened(grid) as headers, State.opened(resume) as state:
-        cells = [replace(headers.noted(cell), **costs[cell.machine]) for cell in grid.cells()]
-        keys = {cell.asked: headers.key(cell) for cell in cells}
-        state.check({header.digest for header in headers.of.values() if isinstance(header, CellHeader)})
-        done = _Done(state, keys, on_cell)
-        for cell in cells:
-            if (stored := state.known(cell, keys[cell.asked])) is not None:
-                done.tell(stored)
-        _plan([cell for cell in cells if cell.asked not in done.found], headers, executor, jobs, done)
-        every = marked([done.found[cell.asked] for cell in cells], cost)
-        answers = () if asked is None else tuple(_answers(every, asked, cost, headers))
+    with header_cache.reading(), naming_addresses():
+        sources = _sources(grid)
+        with State.opened(resume) as state:
+            state.check({each.header.digest for each in sources.values() if each.header is not None})
+            exploring = _Exploring(grid, sources, state, on_cell)
+            cells = [replace(cell, **exploring.source(cell).facts, **costs[cell.machine]) for cell in grid.cells()]
+            exploring.count = len(cells)
+            for cell in cells:
+                if (stored := state.known(cell, exploring.key(cell))) is not None:
+                    exploring.tell(stored)
+            exploring.plan([cell for cell in cells if cell.asked not in exploring.found], executor, jobs)
+            every = marked([exploring.found[cell.asked] for cell in cells], cost)
+            answers = () if asked is None else tuple(exploring.answers(every, asked, cost))
     return Exploration(every, cost, answers, answer, state.used, time.monotonic() - started)
 
 
@@ -139,190 +141,200 @@ def _text(called: str, value: object) -> str:
 # --- headers
 
 
-@dataclass
-class _Headers:
-    """The header of each model in each file type, or the reason why there is none."""
+@dataclass(frozen=True)
+class _Source:
+    """A model in a file type: its header, or the ``problem`` with it; ``facts`` are figures of its cells."""
 
-    of: dict[tuple[str, str | None], CellHeader | str]
-    names: dict[str, str]
-    grid: Grid
     build: LlamaCpp
-    facts: Mapping[tuple[str, str | None], dict[str, Any]] = field(default_factory=dict)
-
-    def keywords(self, cell: ExploredCell) -> dict[str, Any]:
-        """Return the keywords of ``fit`` for a cell."""
-        of_axes = {name: getattr(cell, attribute) for name, attribute in AXES.items()}
-        of_axes = {name: value for name, value in of_axes.items() if value is not None}
-        return {**self.grid.fixed, **of_axes, "gpus": self.grid.machines[cell.machine]}
-
-    def header(self, cell: ExploredCell) -> CellHeader | str:
-        return self.of[cell.model, cell.file_type]
-
-    def noted(self, cell: ExploredCell) -> ExploredCell:
-        """Return ``cell`` with the facts about its file type."""
-        return replace(cell, **self.facts.get((cell.model, cell.file_type), {}))
-
-    def called(self, cell: ExploredCell) -> str:
-        name = self.names[cell.model]
-        return name if cell.file_type is None else f"{name} as {cell.file_type}"
-
-    def key(self, cell: ExploredCell) -> Key:
-        """Return the key of a cell in the file of finished cells."""
-        header = self.header(cell)
-        digest = header.digest if isinstance(header, CellHeader) else ""
-        name = self.names.get(cell.model, "")
-        return Key(digest, f"{self.build.version} {self.build.key}", name, self.keywords(cell))
+    model: str = ""
+    called: str = ""
+    header: CellHeader | None = None
+    problem: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-@contextmanager
-def _opened(grid: Grid) -> Iterator[_Headers]:
-    """Read the header of every model once. Raises the first model's error where none can be read."""
+def _sources(grid: Grid) -> dict[tuple[str, str | None], _Source]:
+    """Read the header of every model once, for each file type. Raises the first model's error where none can be read.
+
+    Returns:
+        The headers by model and file type.
+    """
     timeout, llama_cpp = grid.fixed.get("timeout"), grid.fixed.get("llama_cpp")
     timeouts = {} if timeout is None else {"timeout": timeout}
-    headers_of: dict[tuple[str, str | None], CellHeader | str] = {}
-    facts: dict[tuple[str, str | None], dict[str, Any]] = {}
-    names: dict[str, str] = {}
+    found: dict[tuple[str, str | None], _Source] = {}
     failed: list[FitterError] = []
     with Worker(llama_cpp=llama_cpp, **timeouts) as worker:
-        build = worker.build()
+        source = _Source(worker.build())
         for called, model in grid.models.items():
             try:
                 fetch(model, worker.timeout)
                 opened = open_model(model, worker.header)
-                headers = _headers_of(opened, grid.file_types, worker)
+                name = Path(opened.called).name
+                of_types = dict(_in_types(opened, grid.file_types, worker, replace(source, model=name, called=name)))
             except (UsageError, LibraryError, CancelledError):
                 raise
             except FitterError as error:
                 failed.append(error)
-                headers_of |= dict.fromkeys(((called, name) for name in grid.file_types), with_addresses(str(error)))
-                continue
-            names[called] = Path(opened.called).name
-            for name, (header, facts_of_type) in headers.items():
-                headers_of[called, name], facts[called, name] = header, facts_of_type
+                of_types = dict.fromkeys(grid.file_types, replace(source, problem=with_addresses(str(error))))
+            found |= {(called, file_type): each for file_type, each in of_types.items()}
     if len(failed) == len(grid.models):
         raise failed[0]
-    yield _Headers(headers_of, names, grid, build, facts)
+    return found
 
 
-def _headers_of(
-    model: Model, types: Sequence[str | None], worker: Worker
-) -> dict[str | None, tuple[CellHeader | str, dict[str, Any]]]:
-    """Return the header of ``model`` in each file type or the reason why there is none, and what a cell has of it."""
+def _in_types(
+    model: Model, types: Sequence[str | None], worker: Worker, source: _Source
+) -> Iterator[tuple[str | None, _Source]]:
+    """Yield ``model`` in each file type."""
     with TemporaryDirectory() as directory:
         if types == (None,):
             weights = sum(math.prod(tensor.shape) for tensor in model.tensors)
-            facts = {"bits_per_weight": 8 * model.bytes / weights if weights else None}
+            source = replace(source, facts={"bits_per_weight": 8 * model.bytes / weights if weights else None})
             path = Path(directory) / "skeleton.gguf"
             try:
                 worker.write_skeleton(model.skeleton, path)
             except LlamaCppError as error:
                 if len(model.files) > 1:
-                    return {None: (str(error), facts)}
+                    yield None, replace(source, problem=str(error))
+                    return
                 # the whole header works too, only slower
                 path = Path(model.files[0])
-            return {None: (CellHeader.of(path, worker.header(path).data_offset), facts)}
+            yield None, replace(source, header=CellHeader.of(path, worker.header(path).data_offset))
+            return
         check_source(model)
         try:
             file_types = worker.file_types(model.files, directory)
         except LlamaCppError as error:
-            return dict.fromkeys(types, (str(error), {}))
+            yield from ((name, replace(source, problem=str(error))) for name in types)
+            return
         by_name = {each.name: each for each in file_types.found}
-        headers: dict[str | None, tuple[CellHeader | str, dict[str, Any]]] = {}
         for name in types:
             if name not in by_name:
                 raise unknown_type(name or "", list(by_name))
             planned = quantization(model, file_types, by_name[name])
             path = Path(directory) / f"{name}.gguf"
-            header = planned.problem or CellHeader.of(path, worker.header(path).data_offset)
+            header = None if planned.problem else CellHeader.of(path, worker.header(path).data_offset)
             facts = {"bits_per_weight": planned.bits_per_weight, "needs_imatrix": planned.needs_imatrix}
-            headers[name] = header, facts
-        return headers
+            called = f"{source.model} as {name}"
+            yield name, replace(source, called=called, header=header, problem=planned.problem, facts=facts)
 
 
 # --- cells
 
+_Answer = tuple[dict[str, Any], bool]
+"""The result of ``plan_cell.run``."""
 
-class _Done:
-    """The finished cells, by ``ExploredCell.asked``."""
 
-    def __init__(self, state: State, keys: Mapping[tuple[object, ...], Key], on_cell: OnCell | None) -> None:
-        self.found: dict[tuple[object, ...], ExploredCell] = {}
-        self._state = state
-        self._keys = keys
-        self._on_cell = on_cell
+@dataclass
+class _Exploring:
+    """An exploration: its grid, the headers of its models, and the finished cells by ``ExploredCell.asked``."""
 
-    def keep(self, cell: ExploredCell, is_lasting: bool) -> None:
-        """Store ``cell`` unless another run could find something else."""
-        if is_lasting:
-            self._state.add(cell, self._keys[cell.asked])
+    grid: Grid
+    sources: Mapping[tuple[str, str | None], _Source]
+    state: State
+    on_cell: OnCell | None
+    count: int = 0
+    found: dict[tuple[object, ...], ExploredCell] = field(default_factory=dict)
+
+    def source(self, cell: ExploredCell) -> _Source:
+        return self.sources[cell.model, cell.file_type]
+
+    def key(self, cell: ExploredCell) -> Key:
+        """Return the key of a cell in the file of finished cells."""
+        source = self.source(cell)
+        digest = "" if source.header is None else source.header.digest
+        return Key(digest, f"{source.build.version} {source.build.key}", source.model, self.grid.keywords(cell))
 
     def tell(self, cell: ExploredCell) -> None:
-        """Count ``cell``, and call ``on_cell``."""
+        """Count a finished cell, and call ``on_cell``."""
         self.found[cell.asked] = cell
-        if self._on_cell is not None:
-            self._on_cell(cell, len(self.found), len(self._keys))
+        if self.on_cell is not None:
+            self.on_cell(cell, len(self.found), self.count)
 
+    def kept(self, cell: ExploredCell, planned: Future[_Answer]) -> ExploredCell:
+        """Return the finished cell; store it first unless another run could find something else."""
+        with _naming_loss():
+            figures, is_lasting = planned.result()
+        cell = replace(cell, **figures)
+        if is_lasting:
+            self.state.add(cell, self.key(cell))
+        return cell
 
-def _plan(
-    cells: Sequence[ExploredCell], headers: _Headers, executor: Executor | None, jobs: int | None, done: _Done
-) -> None:
-    """Plan ``cells``, and report each as soon as it is finished."""
-    waiting = []
-    for cell in cells:
-        header = headers.header(cell)
-        if isinstance(header, str):
-            done.tell(replace(cell, problem=header))
-        else:
-            waiting.append((cell, Task(header, headers.called(cell), headers.keywords(cell), headers.build.version)))
-    if not waiting:
-        return
-    with _executor(executor, jobs, len(waiting)) as pool:
-        futures: _Futures = {}
-        ready: queue.SimpleQueue[Future[tuple[dict[str, Any], bool]]] = queue.SimpleQueue()
-        try:
-            for cell, task in waiting:
-                with _naming_loss():
-                    future = pool.submit(plan_cell.run, task)
-                futures[future] = cell
-                future.add_done_callback(ready.put)
-            while futures:
-                try:
-                    # a wait without an end could not be interrupted on Windows
-                    future = ready.get(timeout=_LOOK_SECONDS)
-                except queue.Empty:
-                    continue
-                with _naming_loss():
-                    figures, is_lasting = future.result()
-                cell = futures[future].having(figures)
-                done.keep(cell, is_lasting)
-                done.tell(cell)
-                # last: an interrupt before this line has the cell told again, and none goes uncounted
-                del futures[future]
-        except BaseException:
-            _keep_last(futures, done)
-            raise
-
-
-_Futures = dict[Future[tuple[dict[str, Any], bool]], ExploredCell]
-
-
-def _keep_last(futures: _Futures, done: _Done) -> None:
-    """Store finished and running cells when an exploration ends early.
-
-    Errors in here are dropped: the error that ended the exploration is the one to report.
-    """
-    begun = [future for future in futures if not future.cancel()]
-    wait(begun, timeout=_LAST_SECONDS)
-    cells = []
-    for future in begun:
-        if future.done() and not future.cancelled() and future.exception() is None:
-            with suppress(FitterError, ValueError):
-                figures, is_lasting = future.result()
-                cells.append(futures[future].having(figures))
-                done.keep(cells[-1], is_lasting)
-    with suppress(BaseException):
+    def plan(self, cells: Sequence[ExploredCell], executor: Executor | None, jobs: int | None) -> None:
+        """Plan ``cells``, and tell each as soon as it is finished."""
+        waiting = []
         for cell in cells:
-            done.tell(cell)
+            source = self.source(cell)
+            if source.header is None:
+                self.tell(replace(cell, problem=source.problem))
+            else:
+                task = Task(source.header, source.called, self.grid.keywords(cell), source.build.version)
+                waiting.append((cell, task))
+        if not waiting:
+            return
+        with _executor(executor, jobs, len(waiting)) as pool:
+            futures: dict[Future[_Answer], ExploredCell] = {}
+            ready: queue.SimpleQueue[Future[_Answer]] = queue.SimpleQueue()
+            try:
+                for cell, task in waiting:
+                    with _naming_loss():
+                        future = pool.submit(plan_cell.run, task)
+                    futures[future] = cell
+                    future.add_done_callback(ready.put)
+                while futures:
+                    try:
+                        # a wait without an end could not be interrupted on Windows
+                        future = ready.get(timeout=_LOOK_SECONDS)
+                    except queue.Empty:
+                        continue
+                    self.tell(self.kept(futures[future], future))
+                    # last: an interrupt before this line has the cell told again, and none goes uncounted
+                    del futures[future]
+            except BaseException:
+                self._keep_last(futures)
+                raise
+
+    def _keep_last(self, futures: Mapping[Future[_Answer], ExploredCell]) -> None:
+        """Store finished and running cells when an exploration ends early.
+
+        Errors in here are dropped: the error that ended the exploration is the one to report.
+        """
+        begun = [future for future in futures if not future.cancel()]
+        wait(begun, timeout=_LAST_SECONDS)
+        cells = []
+        for future in begun:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                with suppress(FitterError):
+                    cells.append(self.kept(futures[future], future))
+        with suppress(BaseException):
+            for cell in cells:
+                self.tell(cell)
+
+    def answers(self, cells: Sequence[ExploredCell], asked: Requirement, cost: str) -> Iterator[ExploredAnswer]:
+        """For each model, find the cheapest cell that the model itself confirms."""
+        for model in dict.fromkeys(cell.model for cell in cells):
+            of_model = [cell for cell in cells if cell.model == model]
+            yield self._confirm_first(model, cheapest_first(of_model, asked, cost), asked)
+
+    def _confirm_first(self, model: str, ordered: Sequence[ExploredCell], asked: Requirement) -> ExploredAnswer:
+        for refused, cell in enumerate(ordered):
+            keywords, source = self.grid.keywords(cell), self.source(cell)
+            try:
+                if cell.file_type is None:
+                    plan = api.fit(self.grid.models[model], **keywords)
+                else:
+                    assert source.header is not None
+                    with TemporaryDirectory() as directory:
+                        path = Path(directory) / "model.gguf"
+                        source.header.write(path)
+                        plan = api.fit(path, **{**keywords, "skeleton": False})
+                    plan = replace(plan, model=replace(plan.model, path=source.called), files=())
+            except (LlamaCppError, TimeLimitError):
+                continue
+            confirmed = replace(cell, **figures_of(plan))
+            if asked.is_met_by(confirmed):
+                return ExploredAnswer(model, confirmed, plan, cell.file_type is not None, refused)
+        return ExploredAnswer(model, None, refused=len(ordered))
 
 
 @contextmanager
@@ -352,39 +364,6 @@ def _executor(given: Executor | None, jobs: int | None, most: int) -> Iterator[E
                 pool.shutdown(cancel_futures=True)
     finally:
         plan_cell.close()
-
-
-def _answers(
-    cells: Sequence[ExploredCell], asked: Requirement, cost: str, headers: _Headers
-) -> Iterator[ExploredAnswer]:
-    """For each model, find the cheapest cell that the model itself confirms."""
-    for model in dict.fromkeys(cell.model for cell in cells):
-        of_model = [cell for cell in cells if cell.model == model]
-        yield _confirm_first(model, cheapest_first(of_model, asked, cost), asked, headers)
-
-
-def _confirm_first(
-    model: str, ordered: Sequence[ExploredCell], asked: Requirement, headers: _Headers
-) -> ExploredAnswer:
-    for refused, cell in enumerate(ordered):
-        keywords = headers.keywords(cell)
-        try:
-            if cell.file_type is None:
-                plan = api.fit(headers.grid.models[model], **keywords)
-            else:
-                header = headers.header(cell)
-                assert isinstance(header, CellHeader)
-                with TemporaryDirectory() as directory:
-                    path = Path(directory) / "model.gguf"
-                    header.write(path)
-                    plan = api.fit(path, **{**keywords, "skeleton": False})
-                plan = replace(plan, model=replace(plan.model, path=headers.called(cell)), files=())
-        except (LlamaCppError, TimeLimitError):
-            continue
-        confirmed = cell.having({**figures_of(plan), "bytes": plan.model.bytes})
-        if asked.is_met_by(confirmed):
-            return ExploredAnswer(model, confirmed, plan, cell.file_type is not None, refused)
-    return ExploredAnswer(model, None, refused=len(ordered))
 
 
 __all__ = ["Exploration", "ExploredAnswer", "ExploredCell", "explore"]

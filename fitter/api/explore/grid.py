@@ -52,6 +52,12 @@ class Grid:
     micro_batches: tuple[int | None, ...]
     fixed: Mapping[str, Any]
 
+    def keywords(self, cell: ExploredCell) -> dict[str, Any]:
+        """Return the keywords of ``fit`` for a cell."""
+        of_axes = {name: getattr(cell, attribute) for name, attribute in AXES.items()}
+        set_axes = {name: value for name, value in of_axes.items() if value is not None}
+        return {**self.fixed, **set_axes, "gpus": self.machines[cell.machine]}
+
     def cells(self) -> tuple[ExploredCell, ...]:
         """List every cell, in the order of the grid."""
         return tuple(

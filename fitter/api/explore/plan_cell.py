@@ -22,7 +22,6 @@ from fitter.llama.processes.worker_exit import is_resource_error
 from fitter.llama.worker.remembered_loads import RememberingWorker
 from fitter.output.arguments import arguments
 from fitter.planning.plan.plan import Plan
-from fitter.planning.tables.exploration import ExploredCell
 from fitter.storage import TemporaryDirectory, replacing
 from fitter.version import VERSION
 
@@ -82,7 +81,7 @@ def run(task: Task) -> tuple[dict[str, Any], bool]:
     """Plan one cell.
 
     Returns:
-        The cell's figures as in ``ExploredCell.figures``, and whether another run would find the same. A refusal of
+        The cell's figures by attribute of ``ExploredCell``, and whether another run would find the same. A refusal of
         llama.cpp becomes the cell's problem.
 
     Raises:
@@ -107,15 +106,14 @@ def run(task: Task) -> tuple[dict[str, Any], bool]:
         except LibraryError:
             raise
         except FitterError as error:
-            cell = ExploredCell("", None, "", None, None, None, None)
             said = str(error) if path is None else str(error).replace(str(path), task.called)
             is_passing = isinstance(error, (LlamaCppCrashError, TimeLimitError, WorkerError))
-            return {**cell.figures(), "problem": said}, not is_passing and not is_resource_error(error)
+            return {"problem": said}, not is_passing and not is_resource_error(error)
     return figures_of(plan, task.called, str(path)), not plan.search.is_cut_short
 
 
 def figures_of(plan: Plan, called: str = "", path: str = "") -> dict[str, Any]:
-    """Return the figures of ``plan`` for its cell; ``called`` replaces ``path`` in messages."""
+    """Return the figures of ``plan`` by attribute of ``ExploredCell``; ``called`` replaces ``path`` in messages."""
     price, problem = plan.estimate if plan.fits else None, None
     full = None if price is None else price.full_context
     if plan.problems:

@@ -17,7 +17,7 @@ from fitter import system
 from fitter.errors import AnswerError, UsageError
 from fitter.parameters.table import AnyPath
 from fitter.parameters.values import shown
-from fitter.planning.tables.exploration import ExploredCell
+from fitter.planning.tables.exploration import ASKED, ExploredCell
 from fitter.version import VERSION
 
 _HEAD = {"format": "fitter explore", "version": 1}
@@ -122,7 +122,8 @@ class State:
         if self._file is None or self._path is None:
             return
         by: dict[str, Any] = {"header": key.header, "fitter": VERSION, "llama_cpp": key.llama_cpp}
-        line = {"key": key.digest, **by, "cell": _stored_fields(cell), "found": cell.figures()}
+        asked = dict(zip(ASKED, cell.asked, strict=True))
+        line = {"key": key.digest, **by, "cell": asked, "found": cell.figures()}
         data = (json.dumps(line) + "\n").encode()
         try:
             before = os.fstat(self._file.fileno()).st_size
@@ -221,8 +222,3 @@ def _not_of_ours(path: Path) -> UsageError:
 
 def _write_error(path: Path, error: OSError) -> AnswerError:
     return AnswerError(f"{path} cannot be written ({error.strerror}): name another file with --resume")
-
-
-def _stored_fields(cell: ExploredCell) -> dict[str, Any]:
-    names = ("model", "file_type", "machine", "asked_context", "type_k", "type_v", "n_ubatch")
-    return {name: getattr(cell, name) for name in names}

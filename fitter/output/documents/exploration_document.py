@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fitter.output.documents.document import Key, document, rounded
-from fitter.planning.tables.exploration import Exploration, ExploredAnswer, ExploredCell
+from fitter.planning.tables.exploration import ASKED, Exploration, ExploredAnswer, ExploredCell
 
 CELL = document(
     ExploredCell,
-    *("model", "file_type", "machine", "asked_context", "type_k", "type_v", "n_ubatch"),
+    *ASKED,
     *("fits", "n_ctx", "bytes", "used", "host_weights"),
     rounded("prompt_tokens_per_second"),
     rounded("tokens_per_second"),

@@ -138,20 +138,17 @@ def _varied(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 def same_everywhere(cells: Sequence[Mapping[str, Any]]) -> str:
     """Write the values that all cells share."""
     varied = _varied(cells)
-    parts = ((key, cells[0][key]) for key in _AXES if key not in varied)
-    return ", ".join(
-        shown(value, key) if key in ("model", "file_type", "machine") else f"{_AXES[key]} {shown(value, key)}"
-        for key, value in parts
-        if value is not None
-    )
+    return _words(cells[0], [key for key in _AXES if key not in varied and cells[0][key] is not None])
 
 
 def about(cell: Mapping[str, Any], varied: Sequence[str]) -> str:
     """Write the values in which a cell differs from others."""
-    named = (("model", "file_type", "machine"), varied)
-    return ", ".join(
-        shown(cell[key], key) if key in named[0] else f"{_AXES[key]} {shown(cell[key], key)}" for key in varied
-    ) or str(cell["machine"])
+    return _words(cell, varied) or str(cell["machine"])
+
+
+def _words(cell: Mapping[str, Any], keys: Sequence[str]) -> str:
+    titles = {key: "" if key in ("model", "file_type", "machine") else f"{_AXES[key]} " for key in keys}
+    return ", ".join(f"{titles[key]}{shown(cell[key], key)}" for key in keys)
 
 
 @dataclass(frozen=True)

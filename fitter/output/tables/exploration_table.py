@@ -18,6 +18,7 @@ from fitter.output.arguments import command_line
 from fitter.output.documents.document import dumps
 from fitter.output.documents.exploration_document import CELL, EXPLORATION
 from fitter.output.tables.narrow import NarrowTable
+from fitter.planning.tables.exploration import ASKED
 from fitter.storage import replace_document
 from fitter.text import human, mib, printable, speed
 
@@ -26,16 +27,8 @@ if TYPE_CHECKING:
 
 _BEST = "bold green"
 
-_AXES: dict[str, Callable[[ExploredCell], str]] = {
-    "model": lambda cell: cell.model,
-    "type": lambda cell: cell.file_type or "-",
-    "machine": lambda cell: cell.machine,
-    "-c": lambda cell: "-" if cell.asked_context is None else str(cell.asked_context),
-    "-ctk": lambda cell: cell.type_k or "-",
-    "-ctv": lambda cell: cell.type_v or "-",
-    "-ub": lambda cell: "-" if cell.n_ubatch is None else str(cell.n_ubatch),
-}
-"""Values that identify a cell, by title of column. A value that all cells share stands once above the table."""
+_AXES = dict(zip(("model", "type", "machine", "-c", "-ctk", "-ctv", "-ub"), ASKED, strict=True))
+"""Attributes that identify a cell, by title of column. A value that all cells share stands once above the table."""
 
 _FULL = "full_context_tokens_per_second"
 _RATES = {"prompt_tokens_per_second": "prompt t/s", "tokens_per_second": "t/s", _FULL: "t/s full"}
@@ -117,12 +110,8 @@ def exploration_table(exploration: Exploration, *, verbose: bool = False) -> Ren
     # name every model by its file, if these names differ
     named = file_names(cell.model for cell in exploration.cells)
     cells = tuple(replace(cell, model=named[cell.model]) for cell in exploration.cells)
-    varied = [name for name, of in _AXES.items() if len({of(cell) for cell in cells}) > 1]
-    common = [
-        f"{name} {_AXES[name](cells[0])}" if name.startswith("-") else _AXES[name](cells[0])
-        for name in _AXES
-        if name not in varied and _AXES[name](cells[0]) != "-"
-    ]
+    varied = [name for name, attribute in _AXES.items() if len({getattr(cell, attribute) for cell in cells}) > 1]
+    common = [name for name in _AXES if name not in varied and _axis(cells[0], name) != "-"]
     shown = [cell for cell in cells if cell.fits or verbose or len(cells) <= _FEW]
     # the plan's context repeats -c, and says nothing more
     spare = ["context"] if "-c" in varied and all(cell.n_ctx in (None, cell.asked_context) for cell in shown) else []
@@ -138,7 +127,8 @@ def exploration_table(exploration: Exploration, *, verbose: bool = False) -> Ren
     table.add_column("", style="dim", no_wrap=True)
     for cell in shown:
         table.add_row(*_row(cell, varied, rates, has_cost))
-    parts: list[RenderableType] = [Text(printable(", ".join(common)), style="bold", overflow="fold")] if common else []
+    above = Text(_name(cells[0], common), style="bold", overflow="fold")
+    parts: list[RenderableType] = [above] if common else []
     parts += [table] if shown else []
     parts += [Text(line, overflow="fold") for line in _lines_below(exploration, cells, len(cells) - len(shown), varied)]
     return Group(*parts)
@@ -156,7 +146,7 @@ def _row(cell: ExploredCell, varied: list[str], rates: list[str], has_cost: bool
     figures += ["-" if (rate := getattr(cell, name)) is None else speed(rate) for name in rates]
     if has_cost:
         figures.append("unknown" if cell.cost is None else f"{cell.cost:g}")
-    about = (printable(_AXES[name](cell)) for name in varied)
+    about = (printable(_axis(cell, name)) for name in varied)
     return (*(Text(each, style=style) for each in (*about, *figures)), "best" if cell.is_best else "")
 
 
@@ -197,8 +187,13 @@ def _lines_below(
         yield from _answer_lines(exploration, answer)
 
 
+def _axis(cell: ExploredCell, name: str) -> str:
+    value = getattr(cell, _AXES[name])
+    return "-" if value is None else str(value)
+
+
 def _name(cell: ExploredCell, varied: list[str]) -> str:
-    words = (f"{name} {_AXES[name](cell)}" if name.startswith("-") else _AXES[name](cell) for name in varied)
+    words = (f"{name} {_axis(cell, name)}" if name.startswith("-") else _axis(cell, name) for name in varied)
     return printable(", ".join(words)) or printable(cell.machine)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fitter.errors import UsageError
+from fitter.llama.processes import wire
 from fitter.parameters.table import USEFUL_CONTEXT
 from fitter.parameters.values import parse_tokens, shown
 from fitter.planning.plan.plan import Plan
@@ -73,57 +74,33 @@ class ExploredCell:
     @property
     def asked(self) -> tuple[object, ...]:
         """The model, machine and parameters of the cell."""
-        return (
-            self.model,
-            self.file_type,
-            self.machine,
-            self.asked_context,
-            self.type_k,
-            self.type_v,
-            self.n_ubatch,
-        )
+        return tuple(getattr(self, name) for name in ASKED)
 
     def figures(self) -> dict[str, Any]:
         """Return the plan's figures, for JSON."""
         return {name: getattr(self, name) for name in FOUND}
 
     def having(self, figures: Mapping[str, Any]) -> ExploredCell:
-        """Return the cell with ``figures``. Raises ``ValueError`` if they are not valid."""
-        if not set(FOUND) - _LATER <= set(figures) <= set(FOUND) or not all(
-            _IS[name](value) for name, value in figures.items()
-        ):
-            raise ValueError("these are not the figures of a cell")
-        arguments = figures["arguments"]
-        return replace(self, **{**figures, "arguments": None if arguments is None else tuple(arguments)})
+        """Return the cell with ``figures`` from JSON. Raises ``ValueError`` if they are not valid."""
+        hints = typing.get_type_hints(ExploredCell)
+        try:
+            if not set(FOUND) - _LATER <= set(figures) <= set(FOUND):
+                raise TypeError
+            found = {name: wire.decode(hints[name], value) for name, value in figures.items()}
+        except (TypeError, OverflowError):
+            raise ValueError("these are not the figures of a cell") from None
+        if not all(0 <= value < math.inf for value in found.values() if isinstance(value, (int, float))):
+            raise ValueError("a figure of a cell is below 0, or no number")
+        return replace(self, **found)
 
 
-def _is_count(value: object) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+ASKED = ("model", "file_type", "machine", "asked_context", "type_k", "type_v", "n_ubatch")
+"""The attributes that identify a cell."""
 
-
-def _is_rate(value: object) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value is None or (is_number and 0 <= value <= sys.float_info.max)  # type: ignore[operator]
-
-
-def _is_text(value: object) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _are_texts(value: object) -> bool:
-    return value is None or (isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value))
-
-
-_IS: dict[str, Callable[[object], bool]] = {
-    "fits": lambda value: value is None or isinstance(value, bool),
-    **dict.fromkeys(("n_ctx", "bytes", "used", "host_weights"), _is_count),
-    **dict.fromkeys(("prompt_tokens_per_second", "tokens_per_second", "full_context_tokens_per_second"), _is_rate),
-    "arguments": _are_texts,
-    "problem": _is_text,
-}
-"""Checks of a cell's figures, by attribute."""
-
-FOUND = tuple(_IS)
+FOUND = (
+    *("fits", "n_ctx", "bytes", "used", "host_weights", "prompt_tokens_per_second", "tokens_per_second"),
+    *("full_context_tokens_per_second", "arguments", "problem"),
+)
 """The attributes that are figures of the plan."""
 
 _LATER = frozenset({"full_context_tokens_per_second"})
