@@ -6,6 +6,7 @@ The classes of results stand below, in planning, and import this module when a m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,8 +14,23 @@ if TYPE_CHECKING:
     from fitter.planning.plan.plan import Llama, Plan
     from fitter.planning.plan.verified import Verification
     from fitter.planning.tables.exploration import Exploration
-    from fitter.planning.tables.file_rows import Repository
-    from fitter.planning.tables.quantization_rows import Quantizations, ShapePlans
+
+_DOCUMENTS = {
+    "Plan": "plan_document.PLAN",
+    "Fleet": "deployment_documents.FLEET",
+    "Exploration": "exploration_document.EXPLORATION",
+    "Quantizations": "file_documents.QUANTIZATIONS",
+    "Repository": "file_documents.REPOSITORY",
+    "ShapePlans": "file_documents.SHAPE_PLANS",
+}
+"""The document of each class of results, below ``fitter.output.documents``."""
+
+
+def document(result: object) -> dict[str, Any]:
+    """Write the document of ``result``, as the command that makes it prints with ``--json``."""
+    module, _, name = _DOCUMENTS[type(result).__name__].partition(".")
+    declared = getattr(import_module(f"fitter.output.documents.{module}"), name)
+    return dict(declared.write(result))
 
 
 def plan_text(plan: Plan) -> str:
@@ -36,13 +52,6 @@ def arguments(plan: Plan) -> list[str]:
     from fitter.output.arguments import arguments
 
     return arguments(plan)
-
-
-def plan_document(plan: Plan) -> dict[str, Any]:
-    """Write the document of ``fitter MODEL --json``."""
-    from fitter.output.documents.plan_document import to_dict
-
-    return to_dict(plan)
 
 
 def formatted(plan: Plan, name: str, anyway: bool) -> str:
@@ -90,13 +99,6 @@ def fleet_text(fleet: Fleet) -> str:
     return fleet_text(fleet)
 
 
-def fleet_document(fleet: Fleet) -> dict[str, Any]:
-    """Write the document of ``fitter fleet --json``."""
-    from fitter.output.documents.deployment_documents import FLEET
-
-    return FLEET.write(fleet)
-
-
 def fleet_formatted(fleet: Fleet, name: str) -> str:
     """Write ``fleet`` in the format ``name``."""
     from fitter.output.formats import render_fleet
@@ -104,36 +106,8 @@ def fleet_formatted(fleet: Fleet, name: str) -> str:
     return render_fleet(fleet, name)
 
 
-def exploration_document(exploration: Exploration) -> dict[str, Any]:
-    """Write the document of ``fitter explore --json``."""
-    from fitter.output.documents.exploration_document import EXPLORATION
-
-    return EXPLORATION.write(exploration)
-
-
 def exploration_html(exploration: Exploration) -> str:
     """Write the grid as a sortable table for a notebook."""
     from fitter.output.pages.exploration_page import exploration_fragment
 
-    return exploration_fragment(exploration_document(exploration))
-
-
-def quantizations_document(quantizations: Quantizations) -> dict[str, Any]:
-    """Write the document of ``fitter quants --json``."""
-    from fitter.output.documents.file_documents import QUANTIZATIONS
-
-    return QUANTIZATIONS.write(quantizations)
-
-
-def repository_document(repository: Repository) -> dict[str, Any]:
-    """Write the document of ``fitter hf://org/repo --json``."""
-    from fitter.output.documents.file_documents import REPOSITORY
-
-    return REPOSITORY.write(repository)
-
-
-def shapes_document(shapes: ShapePlans) -> dict[str, Any]:
-    """Write the document of ``fitter shapes --gpu SPEC --json``."""
-    from fitter.output.documents.file_documents import SHAPE_PLANS
-
-    return SHAPE_PLANS.write(shapes)
+    return exploration_fragment(document(exploration))

@@ -76,7 +76,6 @@ RESULTS = (
     "fitter.planning.fleet.fleet",
     "fitter.planning.plan.plan",
     "fitter.planning.tables.exploration",
-    "fitter.planning.tables.quantization_rows",
     "fitter.planning.tables.file_rows",
 )
 """Modules with a result that a user writes, loads or verifies by its methods."""

@@ -268,7 +268,8 @@ def _member(kind: type, name: str, text: str) -> tuple[str, str, str, str]:
 
 def _methods(kind: type) -> list[str]:
     found = []
-    for name, member in vars(kind).items():
+    bases = [base for base in reversed(kind.__mro__) if base.__module__.startswith("fitter")]
+    for name, member in {name: member for base in bases for name, member in vars(base).items()}.items():
         if name.startswith("_") or not (inspect.isfunction(member) or isinstance(member, classmethod)):
             continue
         function = inspect.unwrap(getattr(kind, name))

@@ -14,7 +14,7 @@ from fitter.llama.processes import wire
 from fitter.parameters.table import USEFUL_CONTEXT
 from fitter.parameters.values import parse_tokens, shown
 from fitter.planning.plan.plan import Plan
-from fitter.planning.tables.file_rows import TypeFigures, best_type
+from fitter.planning.tables.file_rows import Plans, TypeFigures, best_type
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class ExploredAnswer:
 
 
 @dataclass(frozen=True)
-class Exploration:
+class Exploration(Plans):
     """An explored grid."""
 
     cells: tuple[ExploredCell, ...]
@@ -172,15 +172,6 @@ class Exploration:
 
     def __repr__(self) -> str:
         return f"<Exploration: {len(self.cells)} plans, {sum(bool(cell.fits) for cell in self.cells)} fit>"
-
-    def __bool__(self) -> bool:
-        return self.fits
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document of ``fitter explore --json``."""
-        from fitter.api import result_methods
-
-        return result_methods.exploration_document(self)
 
     def _repr_html_(self) -> str:
         """Write the grid as a sortable table for a notebook."""

@@ -75,6 +75,24 @@ class Planned:
         return is_whole and all(each.buffer_type in device_types for each in plan.params.tensor_buft_overrides)
 
 
+class Plans:
+    """Many plans. It is true where one of them is of use."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def fits(self) -> bool: ...
+
+    def __bool__(self) -> bool:
+        return self.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it for JSON, schema 1. Bytes."""
+        from fitter.api import result_methods
+
+        return result_methods.document(self)
+
+
 FULL = ("f32", "bf16", "f16")
 """Types of weights that are not quantized."""
 
@@ -230,7 +248,7 @@ class RepositoryFile(Planned):
 
 
 @dataclass(frozen=True)
-class Repository:
+class Repository(Plans):
     """The models of a repository or directory, with their plans."""
 
     address: str
@@ -266,15 +284,6 @@ class Repository:
     def __repr__(self) -> str:
         best = f"the best is {printable(self.best.name, LONGEST_NAME)}" if self.best else "none fits"
         return f"<Repository: {len(self.found)} models, {best}>"
-
-    def __bool__(self) -> bool:
-        return self.fits
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all of it for JSON, schema 1. Bytes."""
-        from fitter.api import result_methods
-
-        return result_methods.repository_document(self)
 
 
 def ordered(files: Iterable[RepositoryFile]) -> tuple[RepositoryFile, ...]:

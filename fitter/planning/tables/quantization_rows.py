@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fitter.errors import ModelError
 from fitter.llama.header.gguf_writer import Tensor
@@ -20,7 +19,7 @@ from fitter.model.tensors import file_type_data, is_expert, stays_on_host
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.summary import ModelSummary
 from fitter.planning.speed.cost import token_seconds
-from fitter.planning.tables.file_rows import FULL, Planned, TypeFigures, best_type, is_useful
+from fitter.planning.tables.file_rows import FULL, Planned, Plans, TypeFigures, best_type, is_useful
 from fitter.text import LONGEST_NAME, printable
 
 
@@ -54,7 +53,7 @@ class Quantization(Planned):
 
 
 @dataclass(frozen=True)
-class Quantizations:
+class Quantizations(Plans):
     """A model in every file type of llama-quantize."""
 
     model: ModelSummary
@@ -84,15 +83,6 @@ class Quantizations:
     def __repr__(self) -> str:
         best = f"the best is {self.best.name}" if self.best else "none fits"
         return f"<Quantizations: {printable(self.model.name, LONGEST_NAME)} in {len(self.found)} file types, {best}>"
-
-    def __bool__(self) -> bool:
-        return self.fits
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all of it for JSON, schema 1. Bytes."""
-        from fitter.api import result_methods
-
-        return result_methods.quantizations_document(self)
 
 
 def check_source(model: Model) -> None:
@@ -211,7 +201,7 @@ class ShapePlan:
 
 
 @dataclass(frozen=True)
-class ShapePlans:
+class ShapePlans(Plans):
     """The strongest models of the catalogue for a machine: those with the most weights."""
 
     found: tuple[ShapePlan, ...]
@@ -229,15 +219,6 @@ class ShapePlans:
     def __repr__(self) -> str:
         names = ", ".join(f"{each.shape.name}:{each.best.name}" for each in self.found)
         return f"<ShapePlans: {names or 'none is useful'}>"
-
-    def __bool__(self) -> bool:
-        return self.fits
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all of it for JSON, schema 1. Bytes."""
-        from fitter.api import result_methods
-
-        return result_methods.shapes_document(self)
 
 
 @dataclass(frozen=True)
