@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from fitter.errors import AnswerError, LlamaCppError, UsageError
+from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, AnswerError, LlamaCppError, UsageError
 from fitter.text import as_log_line, dummy_loads, printable
 
 if TYPE_CHECKING:
@@ -66,6 +67,28 @@ def print_json(document: dict[str, Any]) -> None:
     from fitter.output.documents.document import dumps
 
     click.echo(dumps(document))
+
+
+def print_plans(plans: Any, tables: str, *, as_json: bool | None, verbose: int) -> int:
+    """Print a result with many plans to stdout.
+
+    Args:
+        plans: The result.
+        tables: The module below ``fitter.output.tables`` that draws it, by a function of the same name.
+        as_json: Whether to print its document in place of the table and of the commands for the best plan.
+        verbose: How often ``-v`` is given.
+
+    Returns:
+        The exit status.
+    """
+    if as_json:
+        print_json(plans.to_dict())
+    else:
+        output = import_module(f"fitter.output.tables.{tables}")
+        print_table(getattr(output, tables)(plans, verbose=verbose > 0))
+        for line in getattr(output, "commands", lambda _: ())(plans):
+            click.echo(line)
+    return EXIT_FITS if plans.fits else EXIT_DOES_NOT_FIT
 
 
 def print_table(table: RenderableType) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fitter.cli import answers, options, typed_words
-from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, UsageError
+from fitter.errors import UsageError
 from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PROGRAM, SPEED
 
 if TYPE_CHECKING:
@@ -254,13 +254,10 @@ def explore(
         raise
     if output is not None:
         exploration_table.write(exploration, output)
-    if as_json:
-        answers.print_json(exploration.to_dict())
-    else:
-        answers.print_table(exploration_table.exploration_table(exploration, verbose=verbose > 0))
+    status = answers.print_plans(exploration, "exploration_table", as_json=as_json, verbose=verbose)
     if page_file is not None:
         from fitter.output.pages.exploration_page import exploration_page
 
         sys.stdout.flush()
         answers.write_file(page_file, exploration_page(exploration.to_dict()))
-    return EXIT_FITS if exploration.fits else EXIT_DOES_NOT_FIT
+    return status

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from fitter.cli import answers, options
-from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS
 
 _EPILOG = """\
 Examples:
@@ -49,12 +48,4 @@ def quants(
         quantized = quantizations.quants(
             model, types=types, tokens_per_second=tokens_per_second, **callbacks, **options.given(given)
         )
-    if as_json:
-        answers.print_json(quantized.to_dict())
-    else:
-        from fitter.output.tables import quantizations_table
-
-        answers.print_table(quantizations_table.quantizations_table(quantized, verbose=verbose > 0))
-        for line in quantizations_table.commands(quantized):
-            click.echo(line)
-    return EXIT_FITS if quantized.fits else EXIT_DOES_NOT_FIT
+    return answers.print_plans(quantized, "quantizations_table", as_json=as_json, verbose=verbose)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import click
-
 from fitter.cli import answers, llama_options, options
-from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, UsageError
+from fitter.errors import UsageError
 
 
 def fit(
@@ -35,12 +33,4 @@ def fit(
             model, types=types, tokens_per_second=tokens_per_second, **callbacks, **options.given(given)
         )
     llama_options.report_ignored(llama_options.used().names, "the table contains only the plans")
-    if output_format == "json":
-        answers.print_json(planned.to_dict())
-    else:
-        from fitter.output.tables import repository_table as output
-
-        answers.print_table(output.repository_table(planned, verbose=verbose > 0))
-        for line in output.commands(planned):
-            click.echo(line)
-    return EXIT_FITS if planned.fits else EXIT_DOES_NOT_FIT
+    return answers.print_plans(planned, "repository_table", as_json=output_format == "json", verbose=verbose)
