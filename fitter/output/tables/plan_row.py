@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -47,14 +47,14 @@ def table_of(
     return table
 
 
-def cells(name: str, size: int | None, each: Planned, *rates: float | None) -> tuple[str, ...]:
+def cells(each: Planned, *rates: float | None) -> tuple[str, ...]:
     """Write the cells of a row; ``rates`` are tokens per second."""
     bits = "-" if each.bits_per_weight is None else f"{each.bits_per_weight:.2f}"
     fits = "unknown" if each.plan is None else "yes" if each.fits else "no"
     contexts = ("-" if count is None else str(count) for count in (each.n_ctx, each.longest_context))
     host = mib(each.host_weights if each.fits else None)
     speeds = ("-" if rate is None else speed(rate) for rate in rates)
-    return (printable(name), mib(size), bits, fits, *contexts, host, *speeds)
+    return (printable(each.name), mib(each.bytes), bits, fits, *contexts, host, *speeds)
 
 
 def shown(*parts: RenderableType, lines: Iterator[str]) -> RenderableType:
@@ -62,25 +62,25 @@ def shown(*parts: RenderableType, lines: Iterator[str]) -> RenderableType:
     return Group(*parts, *(Text(line, overflow="fold") for line in lines))
 
 
-def problems(named: Sequence[tuple[str, Planned]]) -> Iterator[str]:
-    """Give the reason for each name that has no plan."""
-    for name, each in named:
-        if each.problem:
-            yield f"{printable(name)}: " + printable(each.problem)
+def lines_below(found: Sequence[Planned], notes: Iterable[str], reason: str, word: str = "") -> Iterator[str]:
+    """Write the lines below a table: why rows have no plan, and which one is the best.
 
-
-def contexts(plans: Sequence[Planned]) -> Iterator[str]:
-    """Explain the two columns of contexts where they differ."""
-    if any(each.n_ctx != each.longest_context for each in plans):
+    Args:
+        found: The rows.
+        notes: Lines of the table's own.
+        reason: Why the best one is; empty if there is none.
+        word: Stands before the name of the smallest one, of which the last line says what it lacks, if none fits.
+    """
+    yield from (f"{printable(each.name)}: {printable(each.problem)}" for each in found if each.problem)
+    yield from notes
+    if any(each.n_ctx != each.longest_context for each in found):
         yield "context: of the plan, which is for speed; longest: the most that fits, whatever it costs in time"
-
-
-def none_fits(candidates: Sequence[tuple[int, str, Planned]], word: str = "") -> Iterator[str]:
-    """Say what the smallest candidate with a plan lacks; a candidate is bytes, name and plan."""
-    planned = [(size, name, each.plan) for size, name, each in candidates if each.plan is not None]
-    for _, name, plan in sorted(planned, key=lambda each: each[:2])[:1]:
-        if plan.problems:
-            yield f"none fits; {word}{printable(name)}: " + printable(plan.problems[0].message)
+    if reason:
+        yield reason
+    elif not any(each.fits for each in found):
+        planned = [(each.bytes or 0, each.name, each.plan.problems) for each in found if each.plan is not None]
+        for _, name, problems in sorted(planned, key=lambda each: each[:2])[:1]:
+            yield from (f"none fits; {word}{printable(name)}: {printable(each.message)}" for each in problems[:1])
 
 
 def best(name: str, size: int, more: str = "") -> str:

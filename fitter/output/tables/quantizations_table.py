@@ -23,7 +23,7 @@ def quantizations_table(quantizations: Quantizations, *, verbose: bool = False) 
     source = f" ({model.architecture}, {quantizations.source_type})"
     title = Text.assemble((model.name, "bold"), source, overflow="fold")
     rows = (
-        (plan_row.cells(each.name, each.bytes, each, each.tokens_per_second), _notes(each), each is quantizations.best)
+        (plan_row.cells(each, each.tokens_per_second), _notes(each), each is quantizations.best)
         for each in quantizations.found
     )
     table = plan_row.table_of("file type", rows, rates=("t/s",), spare=("bits", "host MiB", "context"))
@@ -40,14 +40,9 @@ def _lines_below(quantizations: Quantizations, verbose: bool) -> Iterator[str]:
         for each in quantizations.found:
             if each.types:
                 yield f"{each.name}: " + ", ".join(f"{count} {kind}" for kind, count in each.types.items())
-    yield from plan_row.problems([(each.name, each) for each in quantizations.found])
-    yield from map(printable, quantizations.notes)
-    yield from plan_row.contexts(quantizations.found)
     best = quantizations.best
-    if best is not None:
-        yield reason(figures_of(best), best.name, quantizations.tokens_per_second)
-    elif not quantizations.fits:
-        yield from plan_row.none_fits([(each.bytes or 0, each.name, each) for each in quantizations.found], "as ")
+    why = "" if best is None else reason(figures_of(best), best.name, quantizations.tokens_per_second)
+    yield from plan_row.lines_below(quantizations.found, map(printable, quantizations.notes), why, "as ")
 
 
 def commands(quantizations: Quantizations) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ def repository_table(repository: Repository, *, verbose: bool = False) -> Render
 
 
 def _cells(each: RepositoryFile) -> tuple[str, ...]:
-    return plan_row.cells(each.name, each.bytes, each, each.prompt_tokens_per_second, each.generation_tokens_per_second)
+    return plan_row.cells(each, each.prompt_tokens_per_second, each.generation_tokens_per_second)
 
 
 def _notes(each: RepositoryFile) -> list[str]:
@@ -45,14 +45,9 @@ def lines_below(repository: Repository, *, verbose: bool = False) -> Iterator[st
         for each in repository.found:
             if each.plan is not None and each.fits:
                 yield f"{printable(each.name)}: {printable(command_line(arguments(each.plan), quoted=True))}"
-    yield from plan_row.problems([(each.name, each) for each in repository.found])
-    yield from _companion_files(repository, verbose)
-    yield from plan_row.contexts(repository.found)
     best = repository.best
-    if best is not None:
-        yield reason(figures_of(best), best.name, repository.tokens_per_second)
-    elif not repository.fits:
-        yield from plan_row.none_fits([(each.bytes, each.name, each) for each in repository.found])
+    why = "" if best is None else reason(figures_of(best), best.name, repository.tokens_per_second)
+    yield from plan_row.lines_below(repository.found, _companion_files(repository, verbose), why)
 
 
 def commands(repository: Repository) -> tuple[str, ...]:

@@ -23,6 +23,8 @@ class Planned:
     """A file, and its plan if there is one."""
 
     if TYPE_CHECKING:
+        name: str
+        bytes: int | None
         plan: Plan | None
         longest_context: int | None
         problem: str | None
