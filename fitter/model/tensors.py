@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fitter.llama.types import TensorInfo
 from fitter.model.shapes.catalogue import wanted
@@ -34,7 +34,8 @@ class Role(enum.Enum):
     OTHER = "other"
 
 
-_LAYER = re.compile(r"(?:(?:enc|dec)\.)?blk\.([0-9]+)\.(.+)")
+_NAME = re.compile(r"(?:(.*?)\bblk\.([0-9]+)\.)?(.*)", re.DOTALL)
+_STACKS = ("", "enc.", "dec.")
 _EXPERT = re.compile(EXPERT_PATTERN)
 
 # the first match decides; names without "blk.N." and without ".weight" or ".bias"
@@ -61,10 +62,16 @@ _ENDS = {
 }
 
 
+def split_name(name: str) -> tuple[str, int | None, str]:
+    """Split ``enc.blk.N.attn_q.weight`` into ``enc.``, N and the rest; outside layers N is ``None``."""
+    stack, layer, rest = cast(re.Match[str], _NAME.fullmatch(name)).groups("")
+    return stack, int(layer) if layer else None, rest
+
+
 def layer_of(name: str) -> int | None:
     """Return the layer of ``blk.N.…``; ``None`` for a tensor outside layers."""
-    match = _LAYER.fullmatch(name)
-    return int(match[1]) if match else None
+    stack, layer, _ = split_name(name)
+    return layer if stack in _STACKS else None
 
 
 def is_expert(name: str) -> bool:
@@ -80,13 +87,13 @@ def stays_on_host(name: str) -> bool:
 def role_of(name: str) -> Role:
     """Return the role of a tensor."""
     base = re.sub(r"\.(weight|bias|scale)$", "", name)
-    match = _LAYER.fullmatch(base)
-    if not match:
+    stack, layer, rest = split_name(base)
+    if layer is None or stack not in _STACKS:
         if base in _ENDS:
             return _ENDS[base]
         return Role.NORM if base.endswith("norm") else Role.OTHER
     for role, pattern in _ROLES:
-        if pattern.fullmatch(match[2]):
+        if pattern.fullmatch(rest):
             return role
     return Role.OTHER
 

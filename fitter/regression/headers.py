@@ -11,9 +11,9 @@ from pathlib import Path
 from fitter.errors import ModelError
 from fitter.llama.types import TensorInfo
 from fitter.model.files.source import show
+from fitter.model.tensors import split_name
 from fitter.text import printable
 
-_LAYER = re.compile(r"(.*?\bblk\.)([0-9]+)(\..*)")
 _ANY = "*"
 """Stands for the number of the layer."""
 _MOST_LAYERS = 4096
@@ -39,8 +39,8 @@ def summarize(tensors: Iterable[TensorInfo]) -> dict[str, str]:
     types: dict[str, list[tuple[int | None, str]]] = {}
     for tensor in tensors:
         name = printable(tensor.name)
-        match = _LAYER.fullmatch(name)
-        key, layer = (match[1] + _ANY + match[3], int(match[2])) if match else (name, None)
+        stack, layer, rest = split_name(name)
+        key = name if layer is None else f"{stack}blk.{_ANY}.{rest}"
         types.setdefault(key, []).append((layer, tensor.type))
     return {key: _types(types[key]) for key in sorted(types)}
 

@@ -15,9 +15,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from fitter.llama.types import LAYOUT_DEVICE, Layout, LayoutEntry
-from fitter.model.tensors import Role, role_of
+from fitter.model.tensors import Role, role_of, split_name
 
-_LAYER = re.compile(r"^blk\.(\d+)\.")
 _CACHE_LAYER = re.compile(r"_l(\d+)(?:$|\D)")
 _STATE = re.compile(r"^cache_(?:ple_)?[rs]_l")
 
@@ -225,8 +224,8 @@ def _items(layer: int, groups: Mapping[str, tuple[list[str], int]]) -> tuple[Ite
 @lru_cache(maxsize=8192)
 def layer_index(name: str) -> int | None:
     """Read the layer from a weight's name; ``None`` for a weight of no layer."""
-    match = _LAYER.match(name)
-    return int(match.group(1)) if match else None
+    stack, layer, _ = split_name(name)
+    return None if stack else layer
 
 
 @lru_cache(maxsize=8192)

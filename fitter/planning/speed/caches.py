@@ -7,7 +7,6 @@ The cache of experts on devices (``moe_cache_size``) has the slots, bytes and hi
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from fitter.llama.types import Layout, LayoutEntry, Params
 from fitter.planning.placing.layer_sizes import HOST, cache_layer, is_state
 from fitter.planning.speed.cost import ExpertCache, Layer, figures
-from fitter.planning.speed.model_facts import ModelFacts, WeightFacts
+from fitter.planning.speed.model_facts import ModelFacts, WeightFacts, in_layer
 
 # bytes of an element of a KV cache: ggml's block size over its length
 CACHE_BYTES = {
@@ -102,7 +101,7 @@ def _padded(cells: int) -> int:
 ALIGNMENT = 128
 """Alignment of CUDA's buffers. Another one changes some bytes of a cache, and no slot of a real size."""
 
-_CACHED = re.compile(r"blk\.[0-9]+\.ffn_(gate_up|gate|up|down)_exps\.weight")
+_CACHED = frozenset(f"ffn_{part}_exps.weight" for part in ("gate_up", "gate", "up", "down"))
 
 
 class Experts(NamedTuple):
@@ -134,7 +133,7 @@ class ExpertGroup:
 
 def cached_tensors(tensors: Sequence[WeightFacts]) -> tuple[tuple[str, int], ...]:
     """Return type and bytes of a layer's tensors that the cache is for."""
-    return tuple((each.type, each.bytes) for each in tensors if _CACHED.fullmatch(each.name))
+    return tuple((each.type, each.bytes) for each in tensors if in_layer(each.name) in _CACHED)
 
 
 def experts_on_host(facts: ModelFacts, layers: Sequence[Layer]) -> list[Experts]:
