@@ -114,6 +114,15 @@ POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 SPECULATION = ("draft-simple", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 """llama-server's ways to draft tokens that can be planned, in llama.cpp's words."""
 
+DRAFT, DRAFTING, PROJECTOR = "a draft model", "drafting", "a projector"
+NEEDS = {
+    DRAFT: "name one with -md",
+    DRAFTING: "use it with -md or --mtp",
+    PROJECTOR: "name one with --mmproj",
+    **{way: f"add --spec-type {way}" for way in SPECULATION},
+}
+"""Subjects of single options, each with the way to have it."""
+
 PROGRAM = "Program (what the plan is for)"
 CONTEXT = "Context and batch"
 PLACEMENT = "Placement (what you set is kept; the rest is fitted around it)"
@@ -147,6 +156,7 @@ class Parameter:
         is_ours: Whether llama.cpp's programs lack the option.
         brief: Its line in a short ``--help``; empty if only ``--help-all`` lists it.
         is_keyword_of_llama: Whether ``llama_cpp.Llama`` has a keyword of this name.
+        needs: Its subject if it makes no sense without one of ``NEEDS``.
     """
 
     kind: Kind
@@ -165,6 +175,7 @@ class Parameter:
     is_ours: bool = False
     brief: str = ""
     is_keyword_of_llama: bool = False
+    needs: str = ""
     name: str = ""
     hint: Any = None
     group: str = "LoadKeywords"
@@ -903,6 +914,7 @@ class ServerKeywords(TypedDict, total=False):
             section=SHARED,
             help="Tokens that ngram-simple drafts at a time.",
             unset="48",
+            needs="ngram-simple",
         ),
     ]
     spec_ngram_map_k_size_m: Annotated[
@@ -913,6 +925,7 @@ class ServerKeywords(TypedDict, total=False):
             section=SHARED,
             help="Tokens that ngram-map-k drafts at a time.",
             unset="48",
+            needs="ngram-map-k",
         ),
     ]
     spec_ngram_map_k4v_size_m: Annotated[
@@ -923,6 +936,7 @@ class ServerKeywords(TypedDict, total=False):
             section=SHARED,
             help="Tokens that ngram-map-k4v drafts at a time.",
             unset="48",
+            needs="ngram-map-k4v",
         ),
     ]
     spec_ngram_mod_n_max: Annotated[
@@ -933,6 +947,7 @@ class ServerKeywords(TypedDict, total=False):
             section=SHARED,
             help="Tokens that ngram-mod drafts at a time.",
             unset="64",
+            needs="ngram-mod",
         ),
     ]
 
@@ -1014,6 +1029,7 @@ class BesideKeywords(TypedDict, total=False):
             section=SHARED,
             help="Devices of the draft model; none for the host.",
             unset="chosen by the fit",
+            needs=DRAFT,
         ),
     ]
     n_gpu_layers_draft: Annotated[
@@ -1025,6 +1041,7 @@ class BesideKeywords(TypedDict, total=False):
             section=SHARED,
             help="Layers of the draft model on its devices: a number, auto or all.",
             unset="auto",
+            needs=DRAFT,
         ),
     ]
     type_k_draft: Annotated[
@@ -1036,6 +1053,7 @@ class BesideKeywords(TypedDict, total=False):
             section=SHARED,
             help="Type of K in the KV cache for drafting.",
             unset="f16",
+            needs=DRAFTING,
         ),
     ]
     type_v_draft: Annotated[
@@ -1047,6 +1065,7 @@ class BesideKeywords(TypedDict, total=False):
             section=SHARED,
             help="Type of V in the KV cache for drafting.",
             unset="f16",
+            needs=DRAFTING,
         ),
     ]
     n_ubatch_draft: Annotated[
@@ -1058,6 +1077,7 @@ class BesideKeywords(TypedDict, total=False):
             section=SHARED,
             help="Most tokens of a micro batch of the context for drafting. llama.cpp b11669 and newer have it.",
             unset="as -ub; less where the model then gets more context",
+            needs=DRAFTING,
         ),
     ]
     mtp: Annotated[
@@ -1081,6 +1101,7 @@ class BesideKeywords(TypedDict, total=False):
             help="Share of drafted tokens that the model accepts, as llama-server prints it, such as 0.7 or 70%: for "
             "the estimate of drafting.",
             unset="a published one",
+            needs=DRAFTING,
         ),
     ]
     draft_max: Annotated[
@@ -1092,6 +1113,7 @@ class BesideKeywords(TypedDict, total=False):
             section=SHARED,
             help="Tokens that a draft model or --mtp drafts at a time.",
             unset="3",
+            needs=DRAFTING,
         ),
     ]
     mmproj: Annotated[
@@ -1114,6 +1136,7 @@ class BesideKeywords(TypedDict, total=False):
             section=SHARED,
             help="The device of the projector; none for the host.",
             unset="chosen by the fit",
+            needs=PROJECTOR,
         ),
     ]
     image_min_tokens: Annotated[
@@ -1125,6 +1148,7 @@ class BesideKeywords(TypedDict, total=False):
             section=SHARED,
             help="Fewest tokens for an image.",
             unset="the projector's own",
+            needs=PROJECTOR,
         ),
     ]
     image_max_tokens: Annotated[
@@ -1136,6 +1160,7 @@ class BesideKeywords(TypedDict, total=False):
             section=SHARED,
             help="Most tokens for an image.",
             unset="the projector's own",
+            needs=PROJECTOR,
         ),
     ]
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from fitter.errors import UsageError
 from fitter.llama.types import Params
 from fitter.model.header import Model
-from fitter.parameters.table import DEFAULTS, PARAMETERS
+from fitter.parameters.table import DEFAULTS, PARAMETERS, ServerKeywords, taken_by
 from fitter.programs.facts import Facts
 
 Words = dict[str, Any]
@@ -158,7 +158,7 @@ class Program:
             if name != "n_batch" and value not in (DEFAULTS[name], _ONE_DEVICE):
                 option = PARAMETERS[name].option + f" {value}" * (name == "split_mode")
                 raise UsageError(f"{self.title} has no option like llama.cpp's {option}: {instead}")
-        for name, option in _OF_A_SERVER.items():
+        for name, option in OF_A_SERVER.items():
             if name in given and name not in self.knows:
                 raise UsageError(
                     f"{option} is an option of llama-server, but the plan is for {self.name}: leave one of the two out"
@@ -168,13 +168,9 @@ class Program:
 _ONE_DEVICE = "none"
 """The split mode that every program has."""
 
-_OF_A_SERVER = {
-    "cache_ram": "-cram",
-    "ctx_checkpoints": "-ctxcp",
-    "checkpoint_min_step": "-cms",
-    "cache_idle_slots": "--cache-idle-slots",
-    "reranking": "--reranking",
-    "spec_type": "--spec-type",
-    "backend_sampling": "-bs",
+OF_A_SERVER = {
+    each.name: next((option for option in each.positive if not option.startswith("--")), each.positive[-1])
+    for each in taken_by(ServerKeywords)
+    if each.options and not each.needs
 }
-"""Keywords that some programs lack, with their options."""
+"""Keywords that programs other than llama-server may lack, with their options: the short one, or else the last."""

@@ -12,7 +12,7 @@ import pytest
 from fitter.errors import UsageError
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import parse_gpus
-from fitter.parameters.table import PARAMETERS, Estimating, Fitting, LoadKeywords, taken_by
+from fitter.parameters.table import PARAMETERS, SPECULATION, Estimating, Fitting, LoadKeywords, taken_by
 from fitter.planning.request.ask import Ask, Sharing
 from fitter.programs import facts
 from fitter.text import MIB
@@ -186,9 +186,12 @@ OF_A_PROGRAM: dict[str, Any] = {
 
 def test_every_keyword_of_fit_has_a_place() -> None:
     own = {field.name for kind in (Ask, Sharing) for field in fields(kind)}
-    own -= {"load", "given", "sharing", "split_poolings", "words"}
+    own -= {"load", "given", "sharing", "split_poolings", "words", "more"}
     of_loads = {each.name for each in taken_by(LoadKeywords)}
-    assert own | of_loads | OF_A_PROGRAM.keys() == {each.name for each in taken_by(Fitting)}
+    of_ways = {each.name for each in PARAMETERS.values() if each.needs in SPECULATION}
+    assert own | of_loads | OF_A_PROGRAM.keys() | of_ways == {each.name for each in taken_by(Fitting)}
+    words = {"program": "llama-server", "spec_type": SPECULATION[2:], **dict.fromkeys(of_ways, 8)}
+    assert {name for name, _ in ask(**words).sharing.more} == of_ways
 
 
 @pytest.mark.parametrize(("name", "value"), OF_A_PROGRAM.items(), ids=OF_A_PROGRAM)

@@ -14,7 +14,12 @@ from fitter.machine.machine import speed_of_host
 from fitter.model.header import Model
 from fitter.parameters.table import (
     DEFAULTS,
+    DRAFT,
+    DRAFTING,
     MAX_SEQUENCES,
+    NEEDS,
+    PARAMETERS,
+    PROJECTOR,
     SPECULATION,
     Fitting,
     LoadKeywords,
@@ -39,7 +44,11 @@ from fitter.programs import PROGRAMS, Asked, Facts, Program, facts
 
 @dataclass(frozen=True)
 class Sharing:
-    """Models and memory that share the devices with the model; named as the keywords of ``fit``."""
+    """Models and memory that share the devices with the model; named as the keywords of ``fit``.
+
+    Attributes:
+        more: Keywords for drafting without a model that the user sets, with the tokens at a time.
+    """
 
     reserve: Mapping[str, int] | tuple[str, ...] = DEFAULTS["reserve"]
     beside: tuple[str, ...] = DEFAULTS["beside"]
@@ -57,36 +66,15 @@ class Sharing:
     image_min_tokens: int | None = DEFAULTS["image_min_tokens"]
     image_max_tokens: int | None = DEFAULTS["image_max_tokens"]
     spec_type: tuple[str, ...] = DEFAULTS["spec_type"]
-    spec_ngram_simple_size_m: int | None = DEFAULTS["spec_ngram_simple_size_m"]
-    spec_ngram_map_k_size_m: int | None = DEFAULTS["spec_ngram_map_k_size_m"]
-    spec_ngram_map_k4v_size_m: int | None = DEFAULTS["spec_ngram_map_k4v_size_m"]
-    spec_ngram_mod_n_max: int | None = DEFAULTS["spec_ngram_mod_n_max"]
+    more: tuple[tuple[str, int], ...] = ()
 
     def check(self) -> None:
         """Raise ``UsageError`` if the parameters contradict each other on any machine."""
         parse_reserve(self.reserve)
         if self.model_draft is not None and self.mtp:
             raise UsageError(f"-md and {self.mtp_word} exclude each other: leave one of them out")
-        value: object
-        for option, value in (("-devd", self.devices_draft), ("-ngld", self.n_gpu_layers_draft)):
-            if value is not None and self.model_draft is None:
-                raise UsageError(f"{option} is about a draft model: name one with -md, or leave it out")
         if len(set(named := self.named_for_draft or ())) != len(named):
             raise UsageError("a device of the draft model is named twice: leave one out")
-        caches = (("-ctkd", self.type_k_draft), ("-ctvd", self.type_v_draft))
-        tokens = (("--spec-draft-n-ubatch", self.n_ubatch_draft), ("--spec-draft-n-max", self.draft_max))
-        for option, value in (*caches, *tokens, ("--acceptance", self.acceptance)):
-            if value is not None and not self.drafts_with_a_model:
-                raise UsageError(f"{option} is about drafting: use it with -md or --mtp, or leave it out")
-        if self.acceptance is not None and self.acceptance > 1:
-            raise UsageError(f"--acceptance is {self.acceptance:g}: give a share from 0 to 1, such as 0.7 or 70%")
-        self._check_speculation()
-        images = (("--image-min-tokens", self.image_min_tokens), ("--image-max-tokens", self.image_max_tokens))
-        for option, value in (("-mmdev", self.mmproj_device), *images):
-            if value is not None and self.mmproj is None:
-                raise UsageError(f"{option} is about a projector: name one with --mmproj, or leave it out")
-
-    def _check_speculation(self) -> None:
         for word in self.spec_type:
             if word not in SPECULATION:
                 raise UsageError(
@@ -95,19 +83,24 @@ class Sharing:
                 )
         if "draft-simple" in self.spec_type and self.model_draft is None:
             raise UsageError("--spec-type draft-simple drafts with a model: name it with -md, or leave it out")
-        for word, name in _NGRAMS.items():
-            if name and getattr(self, name) is not None and word not in self.spec_type:
-                option = "--" + name.replace("_", "-")
-                raise UsageError(f"{option} is about {word}: add --spec-type {word}, or leave it out")
+        there = {DRAFT: self.model_draft, DRAFTING: self.drafts_with_a_model, PROJECTOR: self.mmproj}
+        for name, value in {**vars(self), **dict(self.more)}.items():
+            needs = PARAMETERS[name].needs if name != "more" and value is not None else ""
+            if needs and not there.get(needs, needs in self.spec_type):
+                option = PARAMETERS[name].options[0]
+                raise UsageError(f"{option} is about {needs}: {NEEDS[needs]}, or leave it out")
+        if self.acceptance is not None and self.acceptance > 1:
+            raise UsageError(f"--acceptance is {self.acceptance:g}: give a share from 0 to 1, such as 0.7 or 70%")
 
     @property
     def ngrams(self) -> dict[str, tuple[str, ...]]:
         """The ways to draft without a model, with llama-server's arguments for each."""
-        arguments = {}
-        for word in (word for word in self.spec_type if word in _NGRAMS):
-            size = getattr(self, name) if (name := _NGRAMS[word]) else None
-            arguments[word] = ("--spec-type", word, *(("--" + name.replace("_", "-"), str(size)) if size else ()))
-        return arguments
+        ways = (way for way in self.spec_type if way in _NGRAMS)
+        return {way: ("--spec-type", way, *(str(word) for pair in self._set_of(way) for word in pair)) for way in ways}
+
+    def _set_of(self, way: str) -> list[tuple[str, int]]:
+        """Return the options of a way to draft that the user sets, with their values."""
+        return [(each.option, value) for name, value in self.more if (each := PARAMETERS[name]).needs == way]
 
     @property
     def mtp_word(self) -> str:
@@ -122,9 +115,8 @@ class Sharing:
     def drafted(self, program_facts: Facts) -> int:
         """Return the most tokens that a program drafts at a time (``common_speculative_n_max``)."""
         most = [(self.draft_max or program_facts.draft_n_max) if self.drafts_with_a_model else 0]
-        for word in self.ngrams:
-            size = getattr(self, name) if (name := _NGRAMS[word]) else None
-            most.append(size or program_facts.draft_tokens[word])
+        for way in self.ngrams:
+            most.append(max(dict(self._set_of(way)).values(), default=program_facts.draft_tokens[way]))
         return max(most)
 
     @property
@@ -206,7 +198,7 @@ class Ask:
         Raises:
             UsageError: Keywords contradict each other on any machine.
         """
-        sharing = Sharing(**_set(Sharing, checked))
+        sharing = Sharing(**_set(Sharing, checked), more=_ngram_words(checked))
         if sharing.spec_type == ("none",):
             sharing = replace(sharing, spec_type=())
         if "draft-mtp" in sharing.spec_type:
@@ -239,8 +231,9 @@ class Ask:
     def having(self, words: Mapping[str, Any], program_facts: Facts) -> Ask:
         """Return the parameters with other ``words``, as ``with_facts`` does. Raises ``UsageError`` as ``of`` does."""
         changed = cast(Fitting, {**self.words, **words})
-        sharing, own = replace(self.sharing, **_set(Sharing, words)), _set(Ask, words)
-        ask = replace(self, words=changed, given=self.given | _user_set(words), sharing=sharing, **own)
+        sharing = replace(self.sharing, **_set(Sharing, words), more=_ngram_words(changed))
+        given = self.given | _user_set(words)
+        ask = replace(self, words=changed, given=given, sharing=sharing, **_set(Ask, words))
         ask = ask.with_facts(program_facts)
         ask.check()
         return ask
@@ -399,14 +392,13 @@ def _set(kind: type[Ask] | type[Sharing], checked: Mapping[str, Any]) -> dict[st
     return {each.name: checked[each.name] for each in fields(kind) if checked.get(each.name) is not None}
 
 
-_NGRAMS = {
-    "ngram-simple": "spec_ngram_simple_size_m",
-    "ngram-map-k": "spec_ngram_map_k_size_m",
-    "ngram-map-k4v": "spec_ngram_map_k4v_size_m",
-    "ngram-mod": "spec_ngram_mod_n_max",
-    "ngram-cache": "",
-}
-"""Ways to draft without a model, each with the keyword for its tokens at a time, if any."""
+def _ngram_words(checked: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    names = (each.name for each in taken_by(ServerKeywords) if each.needs)
+    return tuple((name, checked[name]) for name in names if checked.get(name) is not None)
+
+
+_NGRAMS = tuple(way for way in SPECULATION if way.startswith("ngram-"))
+"""Ways to draft without a model."""
 
 
 def _program_keywords(checked: Mapping[str, Any], drafted: int, slots: int | None = None) -> Asked:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from fitter.errors import UsageError
 from fitter.llama.types import Params
 from fitter.programs.facts import Facts
-from fitter.programs.program import Asked, Program, Shape
+from fitter.programs.program import OF_A_SERVER, Asked, Program, Shape
 
 
 class LlamaServer(Program):
@@ -18,17 +18,7 @@ class LlamaServer(Program):
     is_server: ClassVar[bool] = True
     has_slots: ClassVar[bool] = True
     reads_logits: ClassVar[bool] = True
-    knows: ClassVar[frozenset[str]] = frozenset(
-        {
-            "backend_sampling",
-            "cache_idle_slots",
-            "cache_ram",
-            "checkpoint_min_step",
-            "ctx_checkpoints",
-            "reranking",
-            "spec_type",
-        }
-    )
+    knows: ClassVar[frozenset[str]] = frozenset(OF_A_SERVER)
 
     def shape(self, asked: Asked, facts: Facts) -> Shape:
         """Set batch sizes where the server's defaults differ from llama.cpp's."""
