@@ -521,7 +521,7 @@ claim_options = stacked(
         _CLAIM,
         "min_tps",
         "--min-tps",
-        type=_KindType(kinds.Rate()),
+        type=_KindType(kinds.Rate("T/S")),
         metavar="T/S",
         brief="Claim a device that generates so fast.",
         help="Say what one device must have to generate so many tokens per second, instead of what a pod takes.",

@@ -1,6 +1,7 @@
 """Kinds of parameters: how to check and convert a value between command line, TOML, JSON, Python and C.
 
-A kind knows no parameter by name; ``fitter.parameters.table`` gives each parameter its kind.
+A kind knows no parameter by name; ``fitter.parameters.table`` gives each parameter its kind. Kinds are grouped by what
+their values are converted to, and take most conversions from the kinds above them; so they are in one file.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ class Described(Protocol):
     def free(self) -> int: ...
 
 
+# --- strings, words, flags and functions
+
+
 @dataclass(frozen=True)
 class Kind:
     """A string, and the base of all other kinds. In its methods ``called`` is the parameter's name for messages.
@@ -78,18 +82,9 @@ class Kind:
     """
 
     metavar: str | None = None
-
-    @property
-    def is_repeated(self) -> bool:
-        return False
-
-    @property
-    def has_commas(self) -> bool:
-        return False
-
-    @property
-    def is_file(self) -> bool:
-        return False
+    is_repeated: ClassVar[bool] = False
+    has_commas: ClassVar[bool] = False
+    is_file: ClassVar[bool] = False
 
     def check(self, called: str, value: Any) -> Any:
         """Convert a value from Python to fitter's. Raises ``UsageError``."""
@@ -133,6 +128,45 @@ class Kind:
         raise UsageError(f"{called} is a string, and no field of llama.cpp's structs is one")
 
 
+@dataclass(frozen=True)
+class OneOf(Kind):
+    """One of some ``words``, each with llama.cpp's number.
+
+    Attributes:
+        is_open: Whether a file may contain other words.
+        spellings: Further words that llama.cpp accepts, each with its meaning.
+    """
+
+    words: Mapping[str, int] = field(default_factory=dict)
+    is_open: bool = False
+    spellings: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, called: str, value: Any) -> str:
+        word = self.parse(text(called, value))
+        if word not in self.words:
+            raise UsageError(f"{called} is {shown(value)}: give one of {', '.join(self.words)}")
+        return word
+
+    def parse(self, word: str) -> str:
+        return self.spellings.get(word, word)
+
+    def read(self, where: str, value: Any) -> str:
+        if self.is_open:
+            return str(super().read(where, value))
+        if not isinstance(value, str) or value not in self.words:
+            *others, last = (f'"{word}"' for word in self.words)
+            raise UsageError(f"{where} is {shown_in_file(value)}: give {', '.join(others)} or {last}")
+        return value
+
+    def from_json(self, entry: Entry) -> Any:
+        return entry.text() if self.is_open else entry.one_of(*self.words)
+
+    def native(self, called: str, value: Any) -> int:
+        if value not in self.words:
+            raise UsageError(f"{called} is '{value}': give one of {', '.join(self.words)}")
+        return self.words[value]
+
+
 class Flag(Kind):
     """True or false."""
 
@@ -156,6 +190,18 @@ class Flag(Kind):
 
     def native(self, called: str, value: Any) -> bool:
         return bool(value)
+
+
+class Function(Kind):
+    """A function, for Python only."""
+
+    def check(self, called: str, value: Any) -> Any:
+        if not callable(value):
+            raise UsageError(f"{called} is {shown(value)}: give a function")
+        return value
+
+
+# --- whole numbers
 
 
 @dataclass(frozen=True)
@@ -246,11 +292,8 @@ class TokenCounts(Tokens):
         return several
 
 
-@dataclass(frozen=True)
 class Mebibytes(Amount):
     """A number of MiB, or a size with a unit."""
-
-    metavar: str | None = "MiB"
 
     def of_text(self, word: str) -> int:
         if not word.strip()[-1:].isalpha():
@@ -260,11 +303,8 @@ class Mebibytes(Amount):
         return size_of // MIB
 
 
-@dataclass(frozen=True)
 class Layers(Whole):
     """A number of layers; -1 means all. On the command line ``auto`` leaves the choice to the fit."""
-
-    least: int = -1
 
     def parse(self, word: str) -> int | None:
         if word in ("auto", "-1"):
@@ -286,43 +326,7 @@ class Layers(Whole):
         return str(value) if value >= 0 else "all"
 
 
-@dataclass(frozen=True)
-class OneOf(Kind):
-    """One of some ``words``, each with llama.cpp's number.
-
-    Attributes:
-        is_open: Whether a file may contain other words.
-        spellings: Further words that llama.cpp accepts, each with its meaning.
-    """
-
-    words: Mapping[str, int] = field(default_factory=dict)
-    is_open: bool = False
-    spellings: Mapping[str, str] = field(default_factory=dict)
-
-    def check(self, called: str, value: Any) -> str:
-        word = self.parse(text(called, value))
-        if word not in self.words:
-            raise UsageError(f"{called} is {shown(value)}: give one of {', '.join(self.words)}")
-        return word
-
-    def parse(self, word: str) -> str:
-        return self.spellings.get(word, word)
-
-    def read(self, where: str, value: Any) -> str:
-        if self.is_open:
-            return str(super().read(where, value))
-        if not isinstance(value, str) or value not in self.words:
-            *others, last = (f'"{word}"' for word in self.words)
-            raise UsageError(f"{where} is {shown_in_file(value)}: give {', '.join(others)} or {last}")
-        return value
-
-    def from_json(self, entry: Entry) -> Any:
-        return entry.text() if self.is_open else entry.one_of(*self.words)
-
-    def native(self, called: str, value: Any) -> int:
-        if value not in self.words:
-            raise UsageError(f"{called} is '{value}': give one of {', '.join(self.words)}")
-        return self.words[value]
+# --- other numbers
 
 
 @dataclass(frozen=True)
@@ -340,11 +344,8 @@ class Number(Kind):
         return text(called, value) if isinstance(value, str) else number(called, value)
 
 
-@dataclass(frozen=True)
 class Seconds(Kind):
     """A time in seconds."""
-
-    metavar: str | None = "SECONDS"
 
     def check(self, called: str, value: Any) -> float:
         seconds = number(called, value)
@@ -362,7 +363,6 @@ class Seconds(Kind):
 class Rate(Kind):
     """A number above 0 of ``unit``."""
 
-    metavar: str | None = "T/S"
     unit: str = "tokens per second"
 
     def check(self, called: str, value: Any) -> float:
@@ -381,11 +381,8 @@ class Rate(Kind):
         return self.check(where, value)
 
 
-@dataclass(frozen=True)
 class Share(Kind):
     """A share of 0 or more, such as 0.1 or ``10%``; ``none`` is no limit."""
-
-    metavar: str | None = "SHARE"
 
     def check(self, called: str, value: Any) -> float:
         if isinstance(value, str):
@@ -411,6 +408,9 @@ class Share(Kind):
         if not 0 <= share < math.inf:
             raise UsageError(f"{called} is {shown(word)}: give 0 or more, such as 0.1 or 10%, or 'none'")
         return share
+
+
+# --- bytes
 
 
 @dataclass(frozen=True)
@@ -445,10 +445,8 @@ class Size(Kind):
         if not self.in_mib:
             return word
         parts = split_list(word)
-        matches = [SIZE.fullmatch(part) for part in parts]
         is_each = [
-            part.isascii() and (part.isdigit() or bool(match and match[2]))
-            for match, part in zip(matches, parts, strict=True)
+            (part.isascii() and part.isdigit()) or bool((match := SIZE.fullmatch(part)) and match[2]) for part in parts
         ]
         if not all(is_each) or (len(parts) > 1 and not self.is_list):
             example = "1024 or 1024,512" if self.is_list else "1024"
@@ -465,13 +463,8 @@ class Size(Kind):
         return self._check(where, read_size(where, value))
 
 
-@dataclass(frozen=True)
 class MebibyteSize(Size):
     """Bytes of an option that llama.cpp takes in MiB. A plan rounds them down to whole MiB."""
-
-    metavar: str | None = "MiB"
-    in_mib: bool = True
-    least: int = MIB
 
     def planned(self, value: Any) -> int:
         return int(value) // MIB * MIB
@@ -503,11 +496,11 @@ class Margin(Size):
         return AUTO if value == AUTO else super().read(where, value)
 
 
-@dataclass(frozen=True)
+# --- lists
+
+
 class Shares(Kind):
     """A share for each device. An empty list means not set."""
-
-    metavar: str | None = "N0,N1,..."
 
     def check(self, called: str, value: Any) -> tuple[float, ...]:
         return shares(called, self.of_word(called, value) if isinstance(value, str) else value)
@@ -545,23 +538,17 @@ class Shares(Kind):
         return ",".join(f"{share:.9g}" for share in value[:length])
 
 
-@dataclass(frozen=True)
 class Texts(Kind):
-    """Several strings. The option may be repeated; with ``commas``, each value may be a list with commas."""
+    """Several strings."""
 
-    commas: bool = True
-
-    @property
-    def is_repeated(self) -> bool:
-        return True
-
-    @property
-    def has_commas(self) -> bool:
-        return self.commas
+    is_repeated: ClassVar[bool] = True
+    has_commas: ClassVar[bool] = True
 
     def check(self, called: str, value: Any) -> tuple[str, ...]:
         given = texts(called, value)
-        return given if self.is_file or not self.commas else tuple(part for each in given for part in each.split(","))
+        if self.is_file or not self.has_commas:
+            return given
+        return tuple(part for each in given for part in each.split(","))
 
     def read(self, where: str, value: Any) -> tuple[str, ...]:
         if isinstance(value, str) and value:
@@ -580,15 +567,10 @@ class Texts(Kind):
         return ",".join(value)
 
 
-@dataclass(frozen=True)
 class DeviceNames(Texts):
     """Names of devices, in order; ``none`` is an empty list."""
 
-    metavar: str | None = "DEV0,DEV1,..."
-
-    @property
-    def is_repeated(self) -> bool:
-        return False
+    is_repeated: ClassVar[bool] = False
 
     def check(self, called: str, value: Any) -> tuple[str, ...]:
         names = tuple(name for each in texts(called, value) for name in self.of_word(called, each))
@@ -606,11 +588,8 @@ class DeviceNames(Texts):
         return ",".join(value) or "none"
 
 
-@dataclass(frozen=True)
 class Overrides(Texts):
     """Buffer types for tensors, as ``pattern=buffer type``."""
-
-    metavar: str | None = "PATTERN=TYPE,..."
 
     def planned(self, value: Any) -> tuple[TensorBuftOverride, ...]:
         return parse_overrides(value)
@@ -636,100 +615,10 @@ def _override(override: TensorBuftOverride) -> str:
     return f"{plain_pattern(override.pattern)}={override.buffer_type}"
 
 
-@dataclass(frozen=True)
-class Path(Kind):
-    """A file."""
-
-    metavar: str | None = "FILE"
-
-    @property
-    def is_file(self) -> bool:
-        return True
-
-    def check(self, called: str, value: Any) -> str:
-        return _file(called, value)
-
-
-def _file(called: str, value: Any) -> str:
-    """Check a path: an empty one comes from a variable without a value."""
-    if not (file := path(called, value)):
-        raise UsageError(f"{called} is an empty text: give the path of a file")
-    return file
-
-
-@dataclass(frozen=True)
-class Build(Kind):
-    """A build of llama.cpp: ``python``, or the path of a directory or of a program."""
-
-    metavar: str | None = "WHERE"
-
-    def check(self, called: str, value: Any) -> str:
-        where = path(called, value)
-        if not where:
-            raise UsageError(f"{called} is {self._EMPTY}")
-        return where
-
-    def parse(self, word: str) -> str:
-        if not word:
-            raise UsageError(f"this is {self._EMPTY}")
-        return word
-
-    _EMPTY: ClassVar[str] = "an empty text: give python, a directory or a llama-server"
-
-
-@dataclass(frozen=True)
-class Paths(Texts):
-    """Files."""
-
-    metavar: str | None = "FILE,..."
-
-    @property
-    def is_file(self) -> bool:
-        return True
-
-    def check(self, called: str, value: Any) -> tuple[str, ...]:
-        given = [value] if isinstance(value, (str, bytes, os.PathLike)) else items(called, value, "paths")
-        return tuple(_file(called, item) for item in given)
-
-
-@dataclass(frozen=True)
-class PlanFiles(Paths):
-    """Files that ``fitter --json`` wrote."""
-
-    metavar: str | None = "FILE"
-    commas: bool = False
-
-
-class Adapters(Paths):
-    """Files with LoRA adapters; ``Params`` has each with its scale."""
-
-    def planned(self, value: Any) -> tuple[Lora, ...]:
-        return tuple(Lora(each) for each in value)
-
-    def to_json(self, value: Any) -> list[dict[str, Any]]:  # type: ignore[override]
-        return [{"path": lora.path, "scale": lora.scale} for lora in value]
-
-    def from_json(self, entry: Entry) -> tuple[Lora, ...]:
-        return entry.each(lambda lora: Lora(lora["path"].text(), lora["scale"].number()))
-
-
-@dataclass(frozen=True)
-class ScaledPaths(Texts):
-    """Files, each followed by a colon and a scale."""
-
-    metavar: str | None = "FILE:SCALE,..."
-
-    @property
-    def is_file(self) -> bool:
-        return True
-
-
-@dataclass(frozen=True)
 class Reservations(Texts):
     """A size for each named device: a mapping in Python, or strings such as ``CUDA0=2GiB``."""
 
-    metavar: str | None = "DEVICE=SIZE"
-    commas: bool = False
+    has_commas: ClassVar[bool] = False
 
     def check(self, called: str, value: Any) -> Any:
         if not isinstance(value, Mapping):
@@ -738,12 +627,10 @@ class Reservations(Texts):
         return {key: size(f"{called} of {shown(key)}", amount) for key, amount in given.items()}
 
 
-@dataclass(frozen=True)
 class Gpus(Texts):
     """Virtual devices, or strings that describe them."""
 
-    metavar: str | None = "SPEC"
-    commas: bool = False
+    has_commas: ClassVar[bool] = False
 
     def check(self, called: str, value: Any) -> tuple[Any, ...]:
         gpus = [value] if isinstance(value, (str, Described)) else items(called, value, "GPUs")
@@ -759,10 +646,65 @@ class Gpus(Texts):
         return tuple(gpus)
 
 
-class Function(Kind):
-    """A function, for Python only."""
+# --- files
 
-    def check(self, called: str, value: Any) -> Any:
-        if not callable(value):
-            raise UsageError(f"{called} is {shown(value)}: give a function")
-        return value
+
+class Path(Kind):
+    """A file."""
+
+    is_file: ClassVar[bool] = True
+
+    def check(self, called: str, value: Any) -> str:
+        return _file(called, value)
+
+
+def _file(called: str, value: Any, what: str = "the path of a file") -> str:
+    """Check a path: an empty one comes from a variable without a value."""
+    if not (file := path(called, value)):
+        raise UsageError(f"{called} is an empty text: give {what}")
+    return file
+
+
+class Build(Kind):
+    """A build of llama.cpp: ``python``, or the path of a directory or of a program."""
+
+    def check(self, called: str, value: Any) -> str:
+        return _file(called, value, "python, a directory or a llama-server")
+
+    def parse(self, word: str) -> str:
+        return self.check("this", word)
+
+
+class Paths(Texts):
+    """Files."""
+
+    is_file: ClassVar[bool] = True
+
+    def check(self, called: str, value: Any) -> tuple[str, ...]:
+        given = [value] if isinstance(value, (str, bytes, os.PathLike)) else items(called, value, "paths")
+        return tuple(_file(called, item) for item in given)
+
+
+class PlanFiles(Paths):
+    """Files that ``fitter --json`` wrote."""
+
+    has_commas: ClassVar[bool] = False
+
+
+class Adapters(Paths):
+    """Files with LoRA adapters; ``Params`` has each with its scale."""
+
+    def planned(self, value: Any) -> tuple[Lora, ...]:
+        return tuple(Lora(each) for each in value)
+
+    def to_json(self, value: Any) -> list[dict[str, Any]]:  # type: ignore[override]
+        return [{"path": lora.path, "scale": lora.scale} for lora in value]
+
+    def from_json(self, entry: Entry) -> tuple[Lora, ...]:
+        return entry.each(lambda lora: Lora(lora["path"].text(), lora["scale"].number()))
+
+
+class ScaledPaths(Texts):
+    """Files, each followed by a colon and a scale."""
+
+    is_file: ClassVar[bool] = True

@@ -143,7 +143,7 @@ class Parameter:
         group: Name of its class.
         struct: Its place in llama.cpp: the struct ``model`` or ``context``, or ``program`` if only programs know it.
             Empty for fitter's own parameters, and for those of draft models and projectors.
-        options: Its command-line options, short ones first, as in llama.cpp.
+        options: Its command-line options, short ones first, as in llama.cpp; those with a section have ``--name``.
         env: The environment variable that llama.cpp's programs read.
         section: The section of ``--help``.
         help: The text of ``--help``.
@@ -182,6 +182,8 @@ class Parameter:
 
     def __post_init__(self) -> None:
         if self.name:
+            if self.section and not self.options:
+                object.__setattr__(self, "options", ("--" + self.name.replace("_", "-"),))
             for other, value in (("key", self.key), ("case", self.case), ("field", self.field)):
                 if value == "":
                     object.__setattr__(self, other, (self.key or self.name) if other == "field" else self.name)
@@ -234,13 +236,19 @@ class Parameter:
         return self.kind.check(self.called, value)
 
 
+def _tokens_of(way: str, usual: int) -> Parameter:
+    """Declare the tokens that a way to draft without a model drafts at a time."""
+    kind, text = Tokens(least=1, most=1024), f"Tokens that {way} drafts at a time."
+    return Parameter(kind, section=SHARED, help=text, unset=str(usual), needs=way)
+
+
 class MachineKeywords(TypedDict, total=False):
     """Devices to plan with, and how long to wait for them."""
 
     gpus: Annotated[
         str | Described | Sequence[str | Described] | None,
         Parameter(
-            kinds.Gpus(),
+            kinds.Gpus("SPEC"),
             (),
             options=("--gpu",),
             is_ours=True,
@@ -257,7 +265,6 @@ class MachineKeywords(TypedDict, total=False):
         str | None,
         Parameter(
             Kind("library[:DIR]|cuda"),
-            options=("--profile",),
             is_ours=True,
             section=DEVICES,
             help="Simulate the NVIDIA cards of --gpu with the libggml-cuda.so of the llama.cpp that is planned with "
@@ -268,8 +275,7 @@ class MachineKeywords(TypedDict, total=False):
     llama_cpp: Annotated[
         AnyPath | None,
         Parameter(
-            kinds.Build(),
-            options=("--llama-cpp",),
+            kinds.Build("WHERE"),
             env="FITTER_LLAMA_CPP",
             is_ours=True,
             section=DEVICES,
@@ -285,7 +291,6 @@ class MachineKeywords(TypedDict, total=False):
         Parameter(
             Texts("HOST:PORT,..."),
             (),
-            options=("--rpc",),
             env="LLAMA_ARG_RPC",
             case=None,
             section=DEVICES,
@@ -296,9 +301,8 @@ class MachineKeywords(TypedDict, total=False):
     timeout: Annotated[
         float | None,
         Parameter(
-            Seconds(),
+            Seconds("SECONDS"),
             120.0,
-            options=("--timeout",),
             is_ours=True,
             case=None,
             section=DEVICES,
@@ -314,8 +318,7 @@ class LimitsKeywords(TypedDict, total=False):
     time_limit: Annotated[
         float | None,
         Parameter(
-            Seconds(),
-            options=("--time-limit",),
+            Seconds("SECONDS"),
             is_ours=True,
             case=None,
             section=DEVICES,
@@ -328,7 +331,6 @@ class LimitsKeywords(TypedDict, total=False):
         AnySize | None,
         Parameter(
             Size("SIZE", least=MIB),
-            options=("--host-memory",),
             is_ours=True,
             section=DEVICES,
             help="Host memory to plan with, such as 64GiB (KiB, MiB, GiB and TiB count in 1024s; KB, MB, GB and TB in "
@@ -343,7 +345,6 @@ class LimitsKeywords(TypedDict, total=False):
         Parameter(
             Size("MiB", in_mib=True, least=MIB),
             1024 * MIB,
-            options=("--host-margin",),
             is_ours=True,
             section=DEVICES,
             help="Host memory that must stay free, in MiB or as a size such as 2GiB; of memory that a GPU shares with "
@@ -381,7 +382,6 @@ class LimitsKeywords(TypedDict, total=False):
         Parameter(
             Texts("LEVERS"),
             (),
-            options=("--allow",),
             is_ours=True,
             section=DEVICES,
             help="What may be given up to make the model fit, or 2 % faster by estimate, such as kv-q8_0,context. "
@@ -428,7 +428,7 @@ class LoadKeywords(TypedDict, total=False):
     devices: Annotated[
         str | Sequence[str] | None,
         Parameter(
-            kinds.DeviceNames(),
+            kinds.DeviceNames("DEV0,DEV1,..."),
             None,
             "model",
             ("-dev", "--device"),
@@ -442,7 +442,7 @@ class LoadKeywords(TypedDict, total=False):
     n_gpu_layers: Annotated[
         int | Literal["auto", "all"] | None,
         Parameter(
-            Layers(),
+            Layers(least=-1),
             -1,
             "model",
             ("-ngl", "--n-gpu-layers", "--gpu-layers"),
@@ -486,7 +486,7 @@ class LoadKeywords(TypedDict, total=False):
     tensor_split: Annotated[
         str | Sequence[float] | None,
         Parameter(
-            kinds.Shares(),
+            kinds.Shares("N0,N1,..."),
             None,
             "model",
             ("-ts", "--tensor-split"),
@@ -500,7 +500,7 @@ class LoadKeywords(TypedDict, total=False):
     override_tensor: Annotated[
         str | Sequence[str] | None,
         Parameter(
-            kinds.Overrides(),
+            kinds.Overrides("PATTERN=TYPE,..."),
             (),
             "model",
             ("-ot", "--override-tensor"),
@@ -553,7 +553,7 @@ class LoadKeywords(TypedDict, total=False):
     moe_cache_size: Annotated[
         AnySize | None,
         Parameter(
-            kinds.MebibyteSize(),
+            kinds.MebibyteSize("MiB", in_mib=True, least=MIB),
             0,
             "context",
             ("--moe-cache-mib",),
@@ -759,7 +759,7 @@ class LoadKeywords(TypedDict, total=False):
     lora: Annotated[
         AnyPath | Sequence[AnyPath] | None,
         Parameter(
-            kinds.Adapters(),
+            kinds.Adapters("FILE,..."),
             (),
             "program",
             ("--lora",),
@@ -771,7 +771,7 @@ class LoadKeywords(TypedDict, total=False):
     lora_scaled: Annotated[
         str | Sequence[str] | None,
         Parameter(
-            kinds.ScaledPaths(),
+            kinds.ScaledPaths("FILE:SCALE,..."),
             (),
             "program",
             ("--lora-scaled",),
@@ -809,7 +809,7 @@ class ServerKeywords(TypedDict, total=False):
     cache_ram: Annotated[
         int | str | None,
         Parameter(
-            kinds.Mebibytes(least=-1, most=LARGEST),
+            kinds.Mebibytes("MiB", least=-1, most=LARGEST),
             None,
             "program",
             ("-cram", "--cache-ram"),
@@ -889,7 +889,6 @@ class ServerKeywords(TypedDict, total=False):
             Flag(),
             False,
             "program",
-            section=PROGRAM,
             help="Plan for Llama(logits_all=True), or for one with a draft model: an output for every token.",
             is_keyword_of_llama=True,
         ),
@@ -899,57 +898,16 @@ class ServerKeywords(TypedDict, total=False):
         Parameter(
             Texts("TYPE,..."),
             (),
-            options=("--spec-type",),
             env="LLAMA_ARG_SPEC_TYPE",
             section=SHARED,
             help=f"How llama-server drafts tokens: {', '.join(SPECULATION)}.",
             unset="draft-simple with -md, draft-mtp with --mtp",
         ),
     ]
-    spec_ngram_simple_size_m: Annotated[
-        AnyTokens | None,
-        Parameter(
-            Tokens(least=1, most=1024),
-            options=("--spec-ngram-simple-size-m",),
-            section=SHARED,
-            help="Tokens that ngram-simple drafts at a time.",
-            unset="48",
-            needs="ngram-simple",
-        ),
-    ]
-    spec_ngram_map_k_size_m: Annotated[
-        AnyTokens | None,
-        Parameter(
-            Tokens(least=1, most=1024),
-            options=("--spec-ngram-map-k-size-m",),
-            section=SHARED,
-            help="Tokens that ngram-map-k drafts at a time.",
-            unset="48",
-            needs="ngram-map-k",
-        ),
-    ]
-    spec_ngram_map_k4v_size_m: Annotated[
-        AnyTokens | None,
-        Parameter(
-            Tokens(least=1, most=1024),
-            options=("--spec-ngram-map-k4v-size-m",),
-            section=SHARED,
-            help="Tokens that ngram-map-k4v drafts at a time.",
-            unset="48",
-            needs="ngram-map-k4v",
-        ),
-    ]
-    spec_ngram_mod_n_max: Annotated[
-        AnyTokens | None,
-        Parameter(
-            Tokens(least=1, most=1024),
-            options=("--spec-ngram-mod-n-max",),
-            section=SHARED,
-            help="Tokens that ngram-mod drafts at a time.",
-            unset="64",
-            needs="ngram-mod",
-        ),
-    ]
+    spec_ngram_simple_size_m: Annotated[AnyTokens | None, _tokens_of("ngram-simple", 48)]
+    spec_ngram_map_k_size_m: Annotated[AnyTokens | None, _tokens_of("ngram-map-k", 48)]
+    spec_ngram_map_k4v_size_m: Annotated[AnyTokens | None, _tokens_of("ngram-map-k4v", 48)]
+    spec_ngram_mod_n_max: Annotated[AnyTokens | None, _tokens_of("ngram-mod", 64)]
 
 
 class RawKeywords(TypedDict, total=False):
@@ -989,9 +947,8 @@ class BesideKeywords(TypedDict, total=False):
     reserve: Annotated[
         str | Mapping[str, AnySize] | Sequence[str] | None,
         Parameter(
-            kinds.Reservations(),
+            kinds.Reservations("DEVICE=SIZE"),
             (),
-            options=("--reserve",),
             is_ours=True,
             section=SHARED,
             help="Memory to keep free for anything else, such as CUDA0=2GiB or host=8GiB. Repeatable.",
@@ -1000,9 +957,8 @@ class BesideKeywords(TypedDict, total=False):
     beside: Annotated[
         AnyPath | Sequence[AnyPath] | None,
         Parameter(
-            kinds.PlanFiles(),
+            kinds.PlanFiles("FILE"),
             (),
-            options=("--beside",),
             is_ours=True,
             section=SHARED,
             help="Plan of another model that will run at the same time, a file that --json wrote: its memory stays "
@@ -1013,7 +969,7 @@ class BesideKeywords(TypedDict, total=False):
     model_draft: Annotated[
         AnyPath | None,
         Parameter(
-            kinds.Path(),
+            kinds.Path("FILE"),
             options=("-md", "--model-draft", "--spec-draft-model"),
             env="LLAMA_ARG_SPEC_DRAFT_MODEL",
             section=SHARED,
@@ -1024,7 +980,7 @@ class BesideKeywords(TypedDict, total=False):
     devices_draft: Annotated[
         str | Sequence[str] | None,
         Parameter(
-            kinds.DeviceNames(),
+            kinds.DeviceNames("DEV0,DEV1,..."),
             options=("-devd", "--device-draft", "--spec-draft-device"),
             section=SHARED,
             help="Devices of the draft model; none for the host.",
@@ -1035,7 +991,7 @@ class BesideKeywords(TypedDict, total=False):
     n_gpu_layers_draft: Annotated[
         int | Literal["auto", "all"] | None,
         Parameter(
-            Layers(),
+            Layers(least=-1),
             options=("-ngld", "--n-gpu-layers-draft", "--gpu-layers-draft", "--spec-draft-ngl"),
             env="LLAMA_ARG_N_GPU_LAYERS_DRAFT",
             section=SHARED,
@@ -1085,7 +1041,6 @@ class BesideKeywords(TypedDict, total=False):
         Parameter(
             Flag(),
             False,
-            options=("--mtp",),
             is_ours=True,
             section=SHARED,
             help="Draft with the model's own layers for multi-token prediction.",
@@ -1094,8 +1049,7 @@ class BesideKeywords(TypedDict, total=False):
     acceptance: Annotated[
         float | str | None,
         Parameter(
-            Share(),
-            options=("--acceptance",),
+            Share("SHARE"),
             is_ours=True,
             section=SHARED,
             help="Share of drafted tokens that the model accepts, as llama-server prints it, such as 0.7 or 70%: for "
@@ -1119,7 +1073,7 @@ class BesideKeywords(TypedDict, total=False):
     mmproj: Annotated[
         AnyPath | None,
         Parameter(
-            kinds.Path(),
+            kinds.Path("FILE"),
             options=("--mmproj", "-mm"),
             env="LLAMA_ARG_MMPROJ",
             section=SHARED,
@@ -1143,7 +1097,6 @@ class BesideKeywords(TypedDict, total=False):
         AnyTokens | None,
         Parameter(
             Tokens(least=1, most=MAX_IMAGE_TOKENS),
-            options=("--image-min-tokens",),
             env="LLAMA_ARG_IMAGE_MIN_TOKENS",
             section=SHARED,
             help="Fewest tokens for an image.",
@@ -1155,7 +1108,6 @@ class BesideKeywords(TypedDict, total=False):
         AnyTokens | None,
         Parameter(
             Tokens(least=1, most=MAX_IMAGE_TOKENS),
-            options=("--image-max-tokens",),
             env="LLAMA_ARG_IMAGE_MAX_TOKENS",
             section=SHARED,
             help="Most tokens for an image.",
@@ -1172,7 +1124,6 @@ class PricingKeywords(TypedDict, total=False):
         AnyTokens | None,
         Parameter(
             Tokens(least=1, most=LARGEST),
-            options=("--prompt",),
             is_ours=True,
             section=SPEED,
             help="Prompt length, in tokens, to optimize for.",
@@ -1183,7 +1134,6 @@ class PricingKeywords(TypedDict, total=False):
         AnyTokens | None,
         Parameter(
             Tokens(least=1, most=LARGEST),
-            options=("--generate",),
             is_ours=True,
             section=SPEED,
             help="Tokens generated after the prompt, to optimize for.",
@@ -1194,7 +1144,6 @@ class PricingKeywords(TypedDict, total=False):
         int | None,
         Parameter(
             Whole(least=1, most=MAX_USERS),
-            options=("--users",),
             is_ours=True,
             section=SPEED,
             help="Users at once, each with a conversation of its own. Without -np, each gets a slot.",
@@ -1205,7 +1154,6 @@ class PricingKeywords(TypedDict, total=False):
         float | str | None,
         Parameter(
             Number("SIZE/s"),
-            options=("--host-bandwidth",),
             is_ours=True,
             section=SPEED,
             help="Memory bandwidth of the host, such as 60GB/s.",
@@ -1216,7 +1164,6 @@ class PricingKeywords(TypedDict, total=False):
         float | str | Sequence[float | str] | None,
         Parameter(
             Number("SIZE/s[,...]", is_list=True),
-            options=("--rpc-bandwidth",),
             is_ours=True,
             case=None,
             section=DEVICES,
@@ -1233,7 +1180,6 @@ class ChoosingKeywords(TypedDict, total=False):
         str | None,
         Parameter(
             Kind("WORK"),
-            options=("--workload",),
             is_ours=True,
             section=SPEED,
             help="The work to optimize for, in place of one request: chat, agent, rag, batch; numbers such as "
@@ -1245,8 +1191,7 @@ class ChoosingKeywords(TypedDict, total=False):
     at_least: Annotated[
         float | None,
         Parameter(
-            kinds.Rate(),
-            options=("--at-least",),
+            kinds.Rate("T/S"),
             is_ours=True,
             section=SPEED,
             help="Least tokens per second for each user: the plan says how many users get them.",
@@ -1259,7 +1204,6 @@ class ChoosingKeywords(TypedDict, total=False):
         Parameter(
             Kind("OBJECTIVE"),
             "request",
-            options=("--objective",),
             is_ours=True,
             section=SPEED,
             help="What to optimize: request (prompt and generation together), generation, prompt, or context (the "
@@ -1269,9 +1213,8 @@ class ChoosingKeywords(TypedDict, total=False):
     context_cost: Annotated[
         float | str | None,
         Parameter(
-            Share(),
+            Share("SHARE"),
             0.1,
-            options=("--context-cost",),
             is_ours=True,
             section=SPEED,
             help="How much longer the request may take for more context than with the quickest context, such as 10%; "
@@ -1283,7 +1226,6 @@ class ChoosingKeywords(TypedDict, total=False):
         Parameter(
             Kind("STRATEGY"),
             "fastest",
-            options=("--strategy",),
             is_ours=True,
             section=SPEED,
             help="How to place weights: fastest (by estimated time), or llama.cpp (as its own fit does).",
@@ -1310,7 +1252,7 @@ class OtherKeywords(TypedDict, total=False):
     server: Annotated[
         AnyPath | None,
         Parameter(
-            kinds.Path(),
+            kinds.Path("FILE"),
             help="The llama-server to verify with, or a directory that has one.",
             unset="that of llama_cpp, or the one on the PATH",
             case=None,
