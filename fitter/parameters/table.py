@@ -143,9 +143,10 @@ class Parameter:
         group: Name of its class.
         struct: Its place in llama.cpp: the struct ``model`` or ``context``, or ``program`` if only programs know it.
             Empty for fitter's own parameters, and for those of draft models and projectors.
-        options: Its command-line options, short ones first, as in llama.cpp; those with a section have ``--name``.
+        options: Its command-line options, short ones first, as in llama.cpp. A parameter with a section and
+            without a struct has ``--name`` if none are here.
         env: The environment variable that llama.cpp's programs read.
-        section: The section of ``--help``.
+        section: The section of ``--help``; its class's if it is empty here.
         help: The text of ``--help``.
         unset: The effect without it.
         key: Its name among the parameters of a load and in JSON; ``None`` if it becomes another parameter's value.
@@ -182,7 +183,7 @@ class Parameter:
 
     def __post_init__(self) -> None:
         if self.name:
-            if self.section and not self.options:
+            if self.section and not (self.options or self.struct):
                 object.__setattr__(self, "options", ("--" + self.name.replace("_", "-"),))
             for other, value in (("key", self.key), ("case", self.case), ("field", self.field)):
                 if value == "":
@@ -253,7 +254,6 @@ class MachineKeywords(TypedDict, total=False):
             options=("--gpu",),
             is_ours=True,
             case="gpu",
-            section=DEVICES,
             help="Plan for this GPU instead of this machine's devices; you do not need to have it. Such as rtx-4090, "
             "2x rtx-3090, 24GiB, rtx-4090:free=20GiB, cuda:8.9:24564MiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB "
             "(all of a Mac's memory), strix-halo:128GiB (all of the machine's), or none for a machine without a GPU. "
@@ -266,7 +266,6 @@ class MachineKeywords(TypedDict, total=False):
         Parameter(
             Kind("library[:DIR]|cuda"),
             is_ours=True,
-            section=DEVICES,
             help="Simulate the NVIDIA cards of --gpu with the libggml-cuda.so of the llama.cpp that is planned with "
             "(library) or of a directory (library:DIR), or by fitter's own rules (cuda). No GPU is needed.",
             unset="library where there is one, else cuda",
@@ -278,7 +277,6 @@ class MachineKeywords(TypedDict, total=False):
             kinds.Build("WHERE"),
             env="FITTER_LLAMA_CPP",
             is_ours=True,
-            section=DEVICES,
             help="The llama.cpp to plan with, which should be the one that will run the model: a llama-server, a "
             "directory with libllama and ggml's libraries, or python for that of the installed llama-cpp-python, or "
             "else of fitter's wheel.",
@@ -293,7 +291,6 @@ class MachineKeywords(TypedDict, total=False):
             (),
             env="LLAMA_ARG_RPC",
             case=None,
-            section=DEVICES,
             help="Also use the devices of these rpc-servers, listed before all others. Only for trusted networks. "
             "Repeatable.",
         ),
@@ -305,7 +302,6 @@ class MachineKeywords(TypedDict, total=False):
             120.0,
             is_ours=True,
             case=None,
-            section=DEVICES,
             help="Longest wait for a single answer of llama.cpp or an rpc-server, and for a header from elsewhere.",
             unset="120",
         ),
@@ -321,7 +317,6 @@ class LimitsKeywords(TypedDict, total=False):
             Seconds("SECONDS"),
             is_ours=True,
             case=None,
-            section=DEVICES,
             help="Longest time for the whole search. The best plan found by then is confirmed with one more load and "
             "printed.",
             unset="no limit",
@@ -332,7 +327,6 @@ class LimitsKeywords(TypedDict, total=False):
         Parameter(
             Size("SIZE", least=MIB),
             is_ours=True,
-            section=DEVICES,
             help="Host memory to plan with, such as 64GiB (KiB, MiB, GiB and TiB count in 1024s; KB, MB, GB and TB in "
             "1000s); of memory that a GPU shares with the host, the most that "
             "the host's own part may take.",
@@ -346,7 +340,6 @@ class LimitsKeywords(TypedDict, total=False):
             Size("MiB", in_mib=True, least=MIB),
             1024 * MIB,
             is_ours=True,
-            section=DEVICES,
             help="Host memory that must stay free, in MiB or as a size such as 2GiB; of memory that a GPU shares with "
             "the host too.",
             unset="1024",
@@ -358,7 +351,6 @@ class LimitsKeywords(TypedDict, total=False):
             kinds.Margin("MiB[,MiB...]", is_list=True, in_mib=True, least=MIB),
             options=("-fitt", "--fit-target"),
             env="LLAMA_ARG_FIT_TARGET",
-            section=DEVICES,
             help="Memory that must stay free on each device, in MiB or as a size such as 2GiB: one number, or one per "
             "device; or auto, which is what was measured of such devices, or of this one with fitter calibrate, and "
             "512 MiB for the rest.",
@@ -373,7 +365,6 @@ class LimitsKeywords(TypedDict, total=False):
             4096,
             options=("-fitc", "--fit-ctx"),
             env="LLAMA_ARG_FIT_CTX",
-            section=DEVICES,
             help="Smallest context that fitting may choose.",
         ),
     ]
@@ -383,7 +374,6 @@ class LimitsKeywords(TypedDict, total=False):
             Texts("LEVERS"),
             (),
             is_ours=True,
-            section=DEVICES,
             help="What may be given up to make the model fit, or 2 % faster by estimate, such as kv-q8_0,context. "
             + "; ".join(f"{name}: {text}" for name, text in LEVERS.items())
             + ".",
@@ -793,7 +783,6 @@ class ForKeywords(TypedDict, total=False):
             options=("--for",),
             env="FITTER_PROGRAM",
             is_ours=True,
-            section=PROGRAM,
             help="The program that will load the model: "
             + "; ".join(f"{name} ({text})" for name, text in PROGRAMS.items())
             + ".",
@@ -814,8 +803,8 @@ class ServerKeywords(TypedDict, total=False):
             "program",
             ("-cram", "--cache-ram"),
             "LLAMA_ARG_CACHE_RAM",
-            PROGRAM,
-            "Host memory for llama-server's prompt cache, in MiB or as a size such as 2GiB; 0: none, -1: no limit.",
+            help="Host memory for llama-server's prompt cache, in MiB or as a size such as 2GiB; 0: none, -1: no "
+            "limit.",
             unset="llama-server's own, or what fits",
         ),
     ]
@@ -827,9 +816,8 @@ class ServerKeywords(TypedDict, total=False):
             "program",
             ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"),
             "LLAMA_ARG_CTX_CHECKPOINTS",
-            PROGRAM,
-            "Context checkpoints that llama-server keeps for each slot in host memory, where the model's memory cannot "
-            "be rolled back.",
+            help="Context checkpoints that llama-server keeps for each slot in host memory, where the model's memory "
+            "cannot be rolled back.",
             unset="llama-server's own, or what fits",
         ),
     ]
@@ -841,8 +829,7 @@ class ServerKeywords(TypedDict, total=False):
             "program",
             ("-cms", "--checkpoint-min-step"),
             "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT",
-            PROGRAM,
-            "Tokens between two context checkpoints at least.",
+            help="Tokens between two context checkpoints at least.",
             unset="llama-server's own",
         ),
     ]
@@ -854,8 +841,7 @@ class ServerKeywords(TypedDict, total=False):
             "program",
             ("--cache-idle-slots/--no-cache-idle-slots",),
             "LLAMA_ARG_CACHE_IDLE_SLOTS",
-            PROGRAM,
-            "Save idle slots of llama-server in the prompt cache.",
+            help="Save idle slots of llama-server in the prompt cache.",
             unset="on",
         ),
     ]
@@ -867,8 +853,7 @@ class ServerKeywords(TypedDict, total=False):
             "program",
             ("--rerank", "--reranking"),
             "LLAMA_ARG_RERANKING",
-            PROGRAM,
-            "Plan for reranking: embeddings that are pooled to one number. -b and -ub as with --embedding.",
+            help="Plan for reranking: embeddings that are pooled to one number. -b and -ub as with --embedding.",
         ),
     ]
     backend_sampling: Annotated[
@@ -879,8 +864,7 @@ class ServerKeywords(TypedDict, total=False):
             "program",
             ("-bs", "--backend-sampling"),
             "LLAMA_ARG_BACKEND_SAMPLING",
-            PROGRAM,
-            "Sample on the device: more of what is put out is kept in host memory.",
+            help="Sample on the device: more of what is put out is kept in host memory.",
         ),
     ]
     logits_all: Annotated[
@@ -950,7 +934,6 @@ class BesideKeywords(TypedDict, total=False):
             kinds.Reservations("DEVICE=SIZE"),
             (),
             is_ours=True,
-            section=SHARED,
             help="Memory to keep free for anything else, such as CUDA0=2GiB or host=8GiB. Repeatable.",
         ),
     ]
@@ -960,7 +943,6 @@ class BesideKeywords(TypedDict, total=False):
             kinds.PlanFiles("FILE"),
             (),
             is_ours=True,
-            section=SHARED,
             help="Plan of another model that will run at the same time, a file that --json wrote: its memory stays "
             "free. Repeatable.",
             brief="Plans of other models that run at once.",
@@ -972,7 +954,6 @@ class BesideKeywords(TypedDict, total=False):
             kinds.Path("FILE"),
             options=("-md", "--model-draft", "--spec-draft-model"),
             env="LLAMA_ARG_SPEC_DRAFT_MODEL",
-            section=SHARED,
             help="A file with a draft model. It gets the same context, and the device that makes the best plan.",
             brief="A draft model.",
         ),
@@ -982,7 +963,6 @@ class BesideKeywords(TypedDict, total=False):
         Parameter(
             kinds.DeviceNames("DEV0,DEV1,..."),
             options=("-devd", "--device-draft", "--spec-draft-device"),
-            section=SHARED,
             help="Devices of the draft model; none for the host.",
             unset="chosen by the fit",
             needs=DRAFT,
@@ -994,7 +974,6 @@ class BesideKeywords(TypedDict, total=False):
             Layers(least=-1),
             options=("-ngld", "--n-gpu-layers-draft", "--gpu-layers-draft", "--spec-draft-ngl"),
             env="LLAMA_ARG_N_GPU_LAYERS_DRAFT",
-            section=SHARED,
             help="Layers of the draft model on its devices: a number, auto or all.",
             unset="auto",
             needs=DRAFT,
@@ -1006,7 +985,6 @@ class BesideKeywords(TypedDict, total=False):
             kinds.OneOf("TYPE", CACHE_TYPES, is_open=True),
             options=("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"),
             env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
-            section=SHARED,
             help="Type of K in the KV cache for drafting.",
             unset="f16",
             needs=DRAFTING,
@@ -1018,7 +996,6 @@ class BesideKeywords(TypedDict, total=False):
             kinds.OneOf("TYPE", CACHE_TYPES, is_open=True),
             options=("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"),
             env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
-            section=SHARED,
             help="Type of V in the KV cache for drafting.",
             unset="f16",
             needs=DRAFTING,
@@ -1030,7 +1007,6 @@ class BesideKeywords(TypedDict, total=False):
             Tokens(least=1, most=MAX_TOKENS),
             options=("--spec-draft-n-ubatch",),
             env="LLAMA_ARG_SPEC_DRAFT_N_UBATCH",
-            section=SHARED,
             help="Most tokens of a micro batch of the context for drafting. llama.cpp b11669 and newer have it.",
             unset="as -ub; less where the model then gets more context",
             needs=DRAFTING,
@@ -1042,7 +1018,6 @@ class BesideKeywords(TypedDict, total=False):
             Flag(),
             False,
             is_ours=True,
-            section=SHARED,
             help="Draft with the model's own layers for multi-token prediction.",
         ),
     ]
@@ -1051,7 +1026,6 @@ class BesideKeywords(TypedDict, total=False):
         Parameter(
             Share("SHARE"),
             is_ours=True,
-            section=SHARED,
             help="Share of drafted tokens that the model accepts, as llama-server prints it, such as 0.7 or 70%: for "
             "the estimate of drafting.",
             unset="a published one",
@@ -1064,7 +1038,6 @@ class BesideKeywords(TypedDict, total=False):
             Tokens(least=1, most=MAX_DRAFTED),
             options=("--spec-draft-n-max",),
             env="LLAMA_ARG_SPEC_DRAFT_N_MAX",
-            section=SHARED,
             help="Tokens that a draft model or --mtp drafts at a time.",
             unset="3",
             needs=DRAFTING,
@@ -1076,7 +1049,6 @@ class BesideKeywords(TypedDict, total=False):
             kinds.Path("FILE"),
             options=("--mmproj", "-mm"),
             env="LLAMA_ARG_MMPROJ",
-            section=SHARED,
             help="A file with a multimodal projector, which reads images for the model.",
             brief="A projector for images.",
         ),
@@ -1087,7 +1059,6 @@ class BesideKeywords(TypedDict, total=False):
             Kind("DEV"),
             options=("-mmdev", "--mmproj-device"),
             env="MTMD_BACKEND_DEVICE",
-            section=SHARED,
             help="The device of the projector; none for the host.",
             unset="chosen by the fit",
             needs=PROJECTOR,
@@ -1098,7 +1069,6 @@ class BesideKeywords(TypedDict, total=False):
         Parameter(
             Tokens(least=1, most=MAX_IMAGE_TOKENS),
             env="LLAMA_ARG_IMAGE_MIN_TOKENS",
-            section=SHARED,
             help="Fewest tokens for an image.",
             unset="the projector's own",
             needs=PROJECTOR,
@@ -1109,7 +1079,6 @@ class BesideKeywords(TypedDict, total=False):
         Parameter(
             Tokens(least=1, most=MAX_IMAGE_TOKENS),
             env="LLAMA_ARG_IMAGE_MAX_TOKENS",
-            section=SHARED,
             help="Most tokens for an image.",
             unset="the projector's own",
             needs=PROJECTOR,
@@ -1125,7 +1094,6 @@ class PricingKeywords(TypedDict, total=False):
         Parameter(
             Tokens(least=1, most=LARGEST),
             is_ours=True,
-            section=SPEED,
             help="Prompt length, in tokens, to optimize for.",
             unset="2048, or with -c the geometric mean of 2048 and the context of a slot, at most a quarter of it",
         ),
@@ -1135,7 +1103,6 @@ class PricingKeywords(TypedDict, total=False):
         Parameter(
             Tokens(least=1, most=LARGEST),
             is_ours=True,
-            section=SPEED,
             help="Tokens generated after the prompt, to optimize for.",
             unset="512",
         ),
@@ -1145,7 +1112,6 @@ class PricingKeywords(TypedDict, total=False):
         Parameter(
             Whole(least=1, most=MAX_USERS),
             is_ours=True,
-            section=SPEED,
             help="Users at once, each with a conversation of its own. Without -np, each gets a slot.",
             unset="1, or as --workload says",
         ),
@@ -1155,7 +1121,6 @@ class PricingKeywords(TypedDict, total=False):
         Parameter(
             Number("SIZE/s"),
             is_ours=True,
-            section=SPEED,
             help="Memory bandwidth of the host, such as 60GB/s.",
             unset="measured once on this machine; with --gpu 40GB/s, or that of memory that the GPU shares",
         ),
@@ -1181,7 +1146,6 @@ class ChoosingKeywords(TypedDict, total=False):
         Parameter(
             Kind("WORK"),
             is_ours=True,
-            section=SPEED,
             help="The work to optimize for, in place of one request: chat, agent, rag, batch; numbers such as "
             "prompt=12000,reused=90%,answer=300,turns=20,users=4,gap=10s, also after a name; or a log of llama-server.",
             unset="one request of --prompt and --generate tokens",
@@ -1193,7 +1157,6 @@ class ChoosingKeywords(TypedDict, total=False):
         Parameter(
             kinds.Rate("T/S"),
             is_ours=True,
-            section=SPEED,
             help="Least tokens per second for each user: the plan says how many users get them.",
             unset="any speed",
         ),
@@ -1205,7 +1168,6 @@ class ChoosingKeywords(TypedDict, total=False):
             Kind("OBJECTIVE"),
             "request",
             is_ours=True,
-            section=SPEED,
             help="What to optimize: request (prompt and generation together), generation, prompt, or context (the "
             "largest).",
         ),
@@ -1216,7 +1178,6 @@ class ChoosingKeywords(TypedDict, total=False):
             Share("SHARE"),
             0.1,
             is_ours=True,
-            section=SPEED,
             help="How much longer the request may take for more context than with the quickest context, such as 10%; "
             "0 for the quickest, none for the largest that fits.",
         ),
@@ -1227,7 +1188,6 @@ class ChoosingKeywords(TypedDict, total=False):
             Kind("STRATEGY"),
             "fastest",
             is_ours=True,
-            section=SPEED,
             help="How to place weights: fastest (by estimated time), or llama.cpp (as its own fit does).",
         ),
     ]
@@ -1313,24 +1273,27 @@ class Fitting(
     """Keywords of ``fit`` and ``verify``, and keys of a case."""
 
 
-_GROUPS: tuple[Any, ...] = (
-    MachineKeywords,
-    LimitsKeywords,
-    LoadKeywords,
-    ForKeywords,
-    ServerKeywords,
-    RawKeywords,
-    BesideKeywords,
-    PricingKeywords,
-    ChoosingKeywords,
-    OtherKeywords,
-)
+_GROUPS: dict[Any, str] = {
+    MachineKeywords: DEVICES,
+    LimitsKeywords: DEVICES,
+    LoadKeywords: "",
+    ForKeywords: PROGRAM,
+    ServerKeywords: PROGRAM,
+    RawKeywords: "",
+    BesideKeywords: SHARED,
+    PricingKeywords: SPEED,
+    ChoosingKeywords: SPEED,
+    OtherKeywords: "",
+}
+"""Classes of keywords, each with the section of those that say none."""
 
 
 def _declared() -> Iterator[Parameter]:
-    for group in _GROUPS:
+    for group, usual in _GROUPS.items():
         for name, hint in group.__annotations__.items():
-            yield replace(hint.__metadata__[0], name=name, hint=hint.__origin__, group=group.__name__)
+            each: Parameter = hint.__metadata__[0]
+            section = each.section or usual
+            yield replace(each, name=name, hint=hint.__origin__, group=group.__name__, section=section)
 
 
 PARAMETERS: dict[str, Parameter] = {each.name: each for each in _declared()}
