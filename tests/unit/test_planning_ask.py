@@ -12,7 +12,8 @@ import pytest
 from fitter.errors import UsageError
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import parse_gpus
-from fitter.parameters.table import PARAMETERS, SPECULATION, Estimating, Fitting, LoadKeywords, taken_by
+from fitter.parameters.kinds import Flag
+from fitter.parameters.table import PARAMETERS, SPECULATION, Estimating, Fitting, LoadKeywords, ServerKeywords, taken_by
 from fitter.planning.request.ask import Ask, Sharing
 from fitter.programs import facts
 from fitter.text import MIB
@@ -173,13 +174,9 @@ def test_libllama_is_not_needed() -> None:
 
 
 OF_A_PROGRAM: dict[str, Any] = {
-    "cache_ram": 512,
-    "ctx_checkpoints": 4,
-    "checkpoint_min_step": 64,
-    "cache_idle_slots": False,
-    "backend_sampling": True,
-    "reranking": True,
-    "logits_all": True,
+    each.name: not each.default if isinstance(each.kind, Flag) else 64
+    for each in taken_by(ServerKeywords)
+    if each.struct == "program"
 }
 """What llama.cpp's programs read, and its loader does not."""
 

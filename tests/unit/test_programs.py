@@ -22,6 +22,7 @@ from fitter.planning.request.ask import Ask
 from fitter.programs import PROGRAMS, Asked, Facts, Shape, chosen, facts, unless_named
 from fitter.programs.facts import data
 from fitter.programs.ik_llama import LayerSizes, cut, shares
+from fitter.programs.program import OF_A_SERVER as SERVER_OPTIONS
 from tests.support.cases import cases, named_cases
 
 SERVER, CLI, PYTHON, BENCH, ANY = "llama-server", "llama-cli", "llama-cpp-python", "llama-bench", "any"
@@ -178,7 +179,7 @@ def test_what_holds_for_every_shape(name: str, asked: Asked) -> None:
 
 # --- what is an option of which program
 
-OF_A_SERVER = {
+OF_A_SERVER = SERVER_OPTIONS | {
     "cache_ram": "-cram",
     "ctx_checkpoints": "-ctxcp",
     "checkpoint_min_step": "-cms",
