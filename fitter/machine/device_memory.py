@@ -1,6 +1,6 @@
 """Memory of devices: pools shared with the host, bytes beyond llama.cpp's count, and drivers that spill. Bytes.
 
-``shared_memory.toml``, ``unaccounted.toml`` and ``spilling.toml`` have the figures and their sources.
+``unified_memory.toml``, ``unaccounted.toml`` and ``spilling.toml`` have the figures and their sources.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Pool:
 
 def described_pools(virtual: Sequence[VirtualDevice]) -> tuple[Pool, ...]:
     """Return the pool of a described machine; none if every device has memory of its own."""
-    sharing = [device for device in virtual if device.shared is not None]
+    unified = [device for device in virtual if device.shared is not None]
     # a machine has one memory, so its devices agree
-    memories = [device.shared for device in sharing if device.shared is not None]
-    return (Pool(tuple(device.name for device in sharing), memories[0]),) if memories else ()
+    memories = [device.shared for device in unified if device.shared is not None]
+    return (Pool(tuple(device.name for device in unified), memories[0]),) if memories else ()
 
 
 def pools_here(devices: Sequence[DeviceInfo], host: HostMemory, root: Path = Path("/")) -> tuple[Pool, ...]:
@@ -51,13 +51,13 @@ def pools_here(devices: Sequence[DeviceInfo], host: HostMemory, root: Path = Pat
         root: Directory of ``sys``.
     """
     systems = {device: system_of_device(device) for device in devices if device.backend != RPC}
-    sharing = {device: system for device, system in systems.items() if system is not None}
-    if not sharing:
+    unified = {device: system for device, system in systems.items() if system is not None}
+    if not unified:
         return ()
-    first, system = next(iter(sharing.items()))
+    first, system = next(iter(unified.items()))
     carved, carved_free = set_aside(first.total, root) if system == "amdgpu" else (0, 0)
     memory = SharedMemory(host.total + carved, host.available + carved_free, carved, system)
-    return (Pool(tuple(device.name for device in sharing), memory),)
+    return (Pool(tuple(device.name for device in unified), memory),)
 
 
 def with_page_cache(devices: Sequence[DeviceInfo], host: HostMemory) -> tuple[DeviceInfo, ...]:
@@ -189,7 +189,7 @@ class Limit:
 
 def limit_of(system: str) -> Limit:
     """Return the limit on machines with this ``SharedMemory.system``."""
-    entry = _shared()[system]
+    entry = _unified()[system]
     return Limit(entry.get("setting"), entry.get("lasts", ""), entry.get("risk", ""), entry["source"])
 
 
@@ -217,7 +217,7 @@ def system_of_device(device: DeviceInfo) -> str | None:
 
 def usable(system: str, memory: int, carved: int = 0) -> int:
     """Return the bytes of ``memory`` that the system lets a GPU use; ``carved`` bytes are reserved for it."""
-    share = _shared()[system]["share"]
+    share = _unified()[system]["share"]
     part, whole = share["large" if memory >= share["large_gib"] * 2**30 else "small"].split("/")
     # macOS and CUDA give a share of all memory, Linux a share of its own
     of = memory if system in ("metal", "cuda") else available(system, memory - carved)
@@ -227,7 +227,7 @@ def usable(system: str, memory: int, carved: int = 0) -> int:
 
 def available(system: str, memory: int) -> int:
     """Return the bytes of ``memory`` that an idle system leaves to programs and the GPU."""
-    entry = _shared()[system]
+    entry = _unified()[system]
     left = memory - entry["takes_mib"] * MIB if "takes_mib" in entry else int(memory * entry["available"])
     return max(0, left) // MIB * MIB
 
@@ -240,16 +240,16 @@ def free(system: str, memory: int, carved: int = 0) -> int:
     return available(system, carved) if carved == limit else min(limit, available(system, memory))
 
 
-def shared_memory(system: str, memory: int, carved: int = 0) -> SharedMemory:
+def unified_memory(system: str, memory: int, carved: int = 0) -> SharedMemory:
     """Describe the memory of a virtual machine."""
     return SharedMemory(memory, available(system, memory), carved, system)
 
 
 def processor_bandwidth(gpu: str) -> float | None:
     """Return the measured bytes per second of the processor beside a GPU of the catalogue; ``None`` if not measured."""
-    return next((row["gbs"] * 1e9 for row in _shared()["processor"] if row["gpu"] == gpu), None)
+    return next((row["gbs"] * 1e9 for row in _unified()["processor"] if row["gpu"] == gpu), None)
 
 
 @functools.cache
-def _shared() -> dict[str, Any]:
-    return read_data(__file__, "shared_memory.toml")
+def _unified() -> dict[str, Any]:
+    return read_data(__file__, "unified_memory.toml")

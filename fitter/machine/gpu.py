@@ -168,7 +168,7 @@ def _counted(spec: str) -> tuple[int, str]:
 def _with_options(kind: VirtualDevice, sizes: Mapping[str, int]) -> VirtualDevice:
     free = sizes.get("free", kind.free)
     if kind.shared is not None:
-        return _sharing(kind, kind.shared, free, sizes.get("available"))
+        return _of_unified_memory(kind, kind.shared, free, sizes.get("available"))
     if "available" in sizes:
         raise UsageError("available= is for a GPU that uses the machine's memory: write free=SIZE")
     if kind.total == 0:
@@ -178,7 +178,7 @@ def _with_options(kind: VirtualDevice, sizes: Mapping[str, int]) -> VirtualDevic
     return replace(kind, free=free)
 
 
-def _sharing(kind: VirtualDevice, memory: SharedMemory, free: int, available: int | None) -> VirtualDevice:
+def _of_unified_memory(kind: VirtualDevice, memory: SharedMemory, free: int, available: int | None) -> VirtualDevice:
     """Set the part of the ``memory`` that the system lets the GPU use, and its ``available`` bytes."""
     if memory.total == 0 or free == 0 or available == 0:
         raise UsageError("a device must have memory")
@@ -196,11 +196,11 @@ def _sharing(kind: VirtualDevice, memory: SharedMemory, free: int, available: in
 
 
 def _check_one_memory(kinds: Sequence[VirtualDevice]) -> None:
-    sharing = [kind.description for kind in kinds if kind.shared is not None]
-    if len(sharing) > 1:
+    unified = [kind.description for kind in kinds if kind.shared is not None]
+    if len(unified) > 1:
         raise UsageError(
-            f"--gpu describes {len(sharing)} GPUs that share memory with the processor "
-            f"({', '.join(dict.fromkeys(sharing))}), and a machine has only one such memory: describe one of them; the "
+            f"--gpu describes {len(unified)} GPUs that share memory with the processor "
+            f"({', '.join(dict.fromkeys(unified))}), and a machine has only one such memory: describe one of them; the "
             "GPU of another machine is reached with --rpc"
         )
 
@@ -276,7 +276,7 @@ def _shared(gpu: VirtualDevice, memory: int, carved: int = 0) -> VirtualDevice:
         gpu,
         total=device_memory.usable(system, memory, carved),
         free=device_memory.free(system, memory, carved),
-        shared=device_memory.shared_memory(system, memory, carved),
+        shared=device_memory.unified_memory(system, memory, carved),
     )
 
 

@@ -177,8 +177,8 @@ def speed_of_host(given: float | str | None, *, is_described: bool, virtual: Seq
     """
     if given is None and is_described:
         # another machine's host cannot be measured
-        sharing = [device for device in virtual if device.shared is not None]
-        return host_of_gpu(sharing[0]) if sharing else default_host()
+        unified = [device for device in virtual if device.shared is not None]
+        return host_of_gpu(unified[0]) if unified else default_host()
     from fitter.machine import bandwidth
 
     if given is None:

@@ -132,9 +132,9 @@ def _moves(case: Case, locked: Snapshot, measured: Snapshot) -> list[Move]:
         moves.append(Move(name, before, after, "bytes", detail, failure))
     for name in dict.fromkeys((*locked.pools, *measured.pools)):
         # what grows there grows on a device or the host, of which it is said whether it may
-        shared = [pools[name].used if name in pools else 0 for pools in (locked.pools, measured.pools)]
-        if shared[0] != shared[1]:
-            moves.append(Move(name, shared[0], shared[1], "bytes"))
+        used = [pools[name].used if name in pools else 0 for pools in (locked.pools, measured.pools)]
+        if used[0] != used[1]:
+            moves.append(Move(name, used[0], used[1], "bytes"))
     before, after = _weights(locked.host), _weights(measured.host)
     allowed = case.max_growth.of(before)
     if after > before + allowed:

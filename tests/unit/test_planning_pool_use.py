@@ -13,9 +13,7 @@ from fitter.llama.types import Breakdown, Params, Row, TensorInfo
 from fitter.planning.placing.placement import Placement
 from fitter.planning.plan.pool_use import check_pools, left_for_host, pool_problem, pool_uses, with_host
 from fitter.planning.pricing.trial import Trial, missing_of
-from fitter.planning.request.request import DeviceLimit, PoolLimit, Request
-from fitter.planning.request.shared import lacking, lowered
-from fitter.planning.request.shared_margin import (
+from fitter.planning.request.pool_margin import (
     beside_host,
     is_unmapped,
     less,
@@ -25,6 +23,8 @@ from fitter.planning.request.shared_margin import (
     with_what_they_map,
     within_pools,
 )
+from fitter.planning.request.request import DeviceLimit, PoolLimit, Request
+from fitter.planning.request.shared import lacking, lowered
 from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, SharedUse
 from fitter.planning.search.load_reserve import reserve_for, with_reserve
 from fitter.planning.search.search_order import search

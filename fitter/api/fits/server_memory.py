@@ -136,8 +136,8 @@ class ServerMemory:
         Both grow with the context. Where not all checkpoints and a conversation have room, they get half.
         """
         low, high = smallest.params.n_ctx or smallest.breakdown.n_ctx, min(request.n_ctx_max, EXPENSIVE)
-        shared = {name for pool in request.pools for name in pool.devices}
-        cells = smallest.host.context + sum(use.context for use in smallest.devices if use.name in shared)
+        in_pools = {name for pool in request.pools for name in pool.devices}
+        cells = smallest.host.context + sum(use.context for use in smallest.devices if use.name in in_pools)
         kept, more = (self._kept_at(request, n_ctx) for n_ctx in (low, min(2 * low, high)))
         each = cells / low + (more - kept) / low
         longer = min(high - low, int((room - kept) / each)) if each else 0
@@ -424,8 +424,8 @@ def _is_free(plan: Plan, request: Request) -> bool:
     """
     host = plan.host
     if host.left is None or not plan.fits:
-        shared = {HOST_NAME, *(pool.name for pool in plan.pools)}
-        return not any(problem.device in shared for problem in plan.problems)
+        pooled = {HOST_NAME, *(pool.name for pool in plan.pools)}
+        return not any(problem.device in pooled for problem in plan.problems)
     longer = 1 - request.n_ctx_min / (plan.params.n_ctx or plan.breakdown.n_ctx)
     context = sum(use.context for use in plan.devices)
     rooms = [host.left - host.margin, *(pool.left - pool.margin + longer * context for pool in plan.pools)]

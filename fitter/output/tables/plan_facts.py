@@ -42,7 +42,7 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
         name = "" if shared.kind == "reserve" else f"{printable(PurePath(shared.name).name)}: "
         yield _LABELS.get(shared.kind, shared.kind), name + shared_places(shared)
     if plan.estimate is not None:
-        yield "estimate", _speeds(plan.estimate, is_host_shared=bool(plan.pools))
+        yield "estimate", _speeds(plan.estimate, has_pools=bool(plan.pools))
     if plan.drafting is not None:
         yield "drafting", drafting_text(plan.drafting)
     if plan.turns is not None:
@@ -182,7 +182,7 @@ def _users(count: int) -> str:
     return "1 user" if count == 1 else f"{count} users"
 
 
-def _speeds(price: Price, *, is_host_shared: bool) -> str:
+def _speeds(price: Price, *, has_pools: bool) -> str:
     """Write the speeds, and assumed or tuned ones of the machine; a GPU with the host's memory stands for both."""
     prompt, generation = speed(price.prompt_tokens_per_second), speed(price.generation_tokens_per_second)
     full = full_context(price)
@@ -191,7 +191,7 @@ def _speeds(price: Price, *, is_host_shared: bool) -> str:
     for source in price.sources:
         if source.is_tuned:
             of.setdefault("tuned", []).append(source.device)
-        elif source.is_default and not (is_host_shared and source.device == HOST_NAME):
+        elif source.is_default and not (has_pools and source.device == HOST_NAME):
             of.setdefault(re.split(" [(]|, which", source.text)[0], []).append(source.device)
     assumed = [f"{', '.join(devices)}: {text}" for text, devices in of.items()]
     speeds = f"{generation} t/s generation{at_full} · {prompt} t/s prompt"

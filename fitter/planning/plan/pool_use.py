@@ -10,9 +10,9 @@ from fitter.llama.types import Breakdown
 from fitter.machine.device_memory import Limit, limit_of
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.pool_margin import is_unmapped, mapped_twice
 from fitter.planning.request.request import PoolLimit, Request
 from fitter.planning.request.shared import HOST_NAME, later_of, taken
-from fitter.planning.request.shared_margin import is_unmapped, mapped_twice
 from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, Problem, Setting, SharedUse
 from fitter.text import MIB, mib, mib_up
 

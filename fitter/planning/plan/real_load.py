@@ -9,9 +9,9 @@ from fitter.model.header import Model
 from fitter.model.tensors import Role, role_of
 from fitter.parameters.table import MAPPED, PARAMETERS
 from fitter.planning.plan.plan import Plan
+from fitter.planning.request.pool_margin import MAPS
 from fitter.planning.request.request import Request
 from fitter.planning.request.shared import HOST_NAME
-from fitter.planning.request.shared_margin import MAPS
 from fitter.planning.speed.cost import MIN_OFFLOAD_BATCH
 from fitter.text import MIB
 

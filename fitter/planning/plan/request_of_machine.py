@@ -31,6 +31,7 @@ from fitter.planning.request.constraints import (
     levers,
     workload_of,
 )
+from fitter.planning.request.pool_margin import MAPS, mapped_between, with_what_they_map
 from fitter.planning.request.request import DEFAULT_FIT_CTX, DeviceLimit, HostLimit, PoolLimit, Request
 from fitter.planning.request.request_limits import (
     batch_notes,
@@ -40,7 +41,6 @@ from fitter.planning.request.request_limits import (
     with_whole_inputs,
 )
 from fitter.planning.request.session import Session, is_preset
-from fitter.planning.request.shared_margin import MAPS, mapped_between, with_what_they_map
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.model_facts import facts_of
 from fitter.programs import PROGRAMS

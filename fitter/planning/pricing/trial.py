@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from fitter.llama.types import Breakdown, Params
 from fitter.planning.placing.placement import Placement
+from fitter.planning.request.pool_margin import pools_missing
 from fitter.planning.request.request import DeviceLimit, Request
-from fitter.planning.request.shared_margin import pools_missing
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Trial:
         return tuple(self.devices[d] for d in indices), self.placement.on(indices)
 
     @property
-    def is_shared(self) -> bool:
+    def uses_integrated(self) -> bool:
         """Whether it uses an integrated GPU that llama.cpp does not use by default."""
         return not all(device.is_default for device in self.used[0])
 

@@ -224,7 +224,7 @@ class Request:
 
 
 SHARED_ROW = "shared"
-"""Buffer type of rows for shared memory that became known only with the measurement."""
+"""Buffer type of rows for memory of ``SharedUse`` that became known only with the measurement."""
 
 Measure = Callable[[Params], Breakdown]
 """Measures a load by a dummy load; raises ``LlamaCppError`` if llama.cpp refuses it."""

@@ -17,8 +17,8 @@ from fitter.model.files.source import called
 from fitter.model.location import local_name
 from fitter.parameters.values import parse_size
 from fitter.parameters.values import size as whole_size
+from fitter.planning.request.pool_margin import less
 from fitter.planning.request.request import SHARED_ROW, DeviceLimit, HostLimit, Measure, PoolLimit, Request
-from fitter.planning.request.shared_margin import less
 from fitter.planning.request.summary import SharedUse
 from fitter.text import mib, mib_up
 

@@ -29,6 +29,7 @@ from fitter.planning.pricing.pricing import (
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit
 from fitter.planning.request.given import is_whole, smallest_context, with_micro_batch
+from fitter.planning.request.pool_margin import within_pools
 from fitter.planning.request.request import DeviceLimit, Progress, Request
 from fitter.planning.request.shared import (
     Companions,
@@ -39,7 +40,6 @@ from fitter.planning.request.shared import (
     remembered,
     taken,
 )
-from fitter.planning.request.shared_margin import within_pools
 from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Search, SharedUse
 from fitter.planning.search import flash_attention, scratch
 from fitter.planning.search.alternatives import SHARE, SHARE_OF_FAILURE, Budget, alternatives

@@ -57,7 +57,7 @@ def _reason(state: SearchState, best: Trial, trials: Sequence[Trial], device: De
             f"{mib_up(needed)} MiB"
         )
     assert best.seconds is not None
-    shared = "" if device.is_default else "it shares the host's memory, and "
+    unified = "" if device.is_default else "it shares the host's memory, and "
     measured = [
         trial.seconds
         for trial in trials
@@ -68,13 +68,13 @@ def _reason(state: SearchState, best: Trial, trials: Sequence[Trial], device: De
         # a plan so much quicker would have been found, so it was tried, and its buffers had no room
         params, is_users = best.params, state.request.fixed & {"n_batch", "n_ubatch"}
         buffers = f": a micro batch of {params.n_ubatch} tokens has large compute buffers (-ub, -b)" if is_users else ""
-        return f"{shared}no plan with it {'fits' if buffers else 'is expected to fit'}{buffers}"
+        return f"{unified}no plan with it {'fits' if buffers else 'is expected to fit'}{buffers}"
     digits = 0 if seconds >= 100 else 1 if seconds >= 10 else 2
     after, before = (f"{each:.{digits}f} s" for each in (seconds, best.seconds))
     if after == before or seconds < best.seconds:
         gain = "no" if after == before else "too little"
-        return f"{shared}a layer there saves {gain} time ({after} instead of {before})"
-    return f"{shared}with a layer there the request would take about {after} instead of {before}"
+        return f"{unified}a layer there saves {gain} time ({after} instead of {before})"
+    return f"{unified}with a layer there the request would take about {after} instead of {before}"
 
 
 def _expected(state: SearchState, best: Trial, device: DeviceLimit) -> float | None:

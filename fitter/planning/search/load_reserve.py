@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.pricing.trial import missing_of
+from fitter.planning.request.pool_margin import used_of
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.request.shared import HOST_NAME
-from fitter.planning.request.shared_margin import used_of
 from fitter.planning.search import scratch
 
 

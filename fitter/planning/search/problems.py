@@ -153,8 +153,8 @@ class _Remedies:
         ]
         return self._enough(missing, found, self._of_weights())
 
-    def of_pool(self, pool: PoolUse, missing: int) -> Message:
-        """Name what frees the ``missing`` bytes of shared memory."""
+    def of_pool(self, pool: PoolUse, missing: int) -> str:
+        """Name what frees the ``missing`` bytes of a pool."""
         of_devices: Sequence[DeviceUse] = [each for each in self.devices if each.name in pool.members]
         found = [
             (_CONTEXT, self._of_context((self.host, *of_devices))),

@@ -145,12 +145,12 @@ class _SearchOrder:
             with suppress(LlamaCppError, CutShort):
                 best.state.trial(best.state.default, best.trial.params.n_ctx)
         for variant in self._others(variants):
-            if not variants.best.trial.is_shared:
+            if not variants.best.trial.uses_integrated:
                 plain = variants.best
             self._ask_each(variants, [variant])
         best = variants.best
         is_enough = (best.trial.seconds or 0.0) < (1 - WORTH_SHARING) * (plain.trial.seconds or math.inf)
-        is_lent = best.trial.is_shared and not plain.trial.is_shared and plain.trial.fits
+        is_lent = best.trial.uses_integrated and not plain.trial.uses_integrated and plain.trial.fits
         return plain if is_lent and not is_enough else best
 
     def _others(self, variants: Variants) -> Iterator[Variant]:

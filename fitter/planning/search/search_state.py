@@ -17,7 +17,7 @@ from fitter.planning.placing.placement import Placement, on_host
 from fitter.planning.pricing.objective import best_of, lacks_less
 from fitter.planning.pricing.prices import PriceList, Prices
 from fitter.planning.pricing.trial import Trial, missing_of
-from fitter.planning.request import context_limit, given, shared_margin
+from fitter.planning.request import context_limit, given, pool_margin
 from fitter.planning.request.request import DeviceLimit, Measure, Record, Request
 from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.search import proposals
@@ -79,7 +79,7 @@ class FittingTrials:
 
         ``like``: a trial; without integrated GPUs that llama.cpp does not use by default if it has none.
         """
-        trials = [trial for trial in self._trials if like is None or like.is_shared or not trial.is_shared]
+        trials = [trial for trial in self._trials if like is None or like.uses_integrated or not trial.uses_integrated]
         return best_of(trials, request) if trials else None
 
 
@@ -276,12 +276,12 @@ class SearchState:
     def _with_pools(self, n_ctx: int, is_whole: bool) -> tuple[DeviceLimit, ...]:
         """Limit devices that share memory with the host to the bytes that the host is expected to leave.
 
-        Where weights are on the host, moving more of them there frees no shared memory, unless they may be paged.
+        Where weights are on the host, moving more of them there frees no memory of a pool, unless they may be paged.
         """
         request = self.request
-        pools = [pool for pool in request.pools if is_whole or (request.host.paging and shared_margin.pages(pool))]
+        pools = [pool for pool in request.pools if is_whole or (request.host.paging and pool_margin.pages(pool))]
         used = [(pool, self.buffers.beside_devices(pool.name, n_ctx, is_whole)) for pool in pools]
-        return shared_margin.beside_host(self.devices, used)
+        return pool_margin.beside_host(self.devices, used)
 
     def room_left_by(self, trial: Trial, is_whole: bool) -> Room:
         """``room`` with the compute buffers of ``trial`` for the devices that it uses."""
@@ -375,7 +375,7 @@ class SearchState:
         layers: int | None = 0
         if not is_whole:
             layers = on_host(self.units(n_ctx), placement) if self._records else None
-        pools = shared_margin.parts(self.request, trial.breakdown)
+        pools = pool_margin.parts(self.request, trial.breakdown)
         self.buffers.learn(trial.breakdown, n_ctx, is_whole, used, layers, pools)
         if self.least is None or self._least_is_guess or lacks_less(trial, self.least):
             self.least, self._least_is_guess = trial, is_guess
