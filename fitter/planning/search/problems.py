@@ -153,7 +153,7 @@ class _Remedies:
         ]
         return self._enough(missing, found, self._of_weights())
 
-    def of_pool(self, pool: PoolUse, missing: int) -> str:
+    def of_pool(self, pool: PoolUse, missing: int) -> Message:
         """Name what frees the ``missing`` bytes of a pool."""
         of_devices: Sequence[DeviceUse] = [each for each in self.devices if each.name in pool.members]
         found = [
