@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+from fitter.errors import Message, ModelError, Remedy
 from fitter.llama.types import Params
+from fitter.model.files.ranges import MORE_TIME
 from fitter.model.repository_models import SideFile
 from fitter.output.documents.file_documents import REPOSITORY
 from fitter.output.tables.plan_table import print_to
-from fitter.output.tables.repository_table import commands, repository_table
+from fitter.output.tables.repository_table import commands, lines_below, repository_table
 from fitter.planning.plan.plan import Problem
 from fitter.planning.tables.file_rows import Repository, RepositoryFile, best_file, ordered
+from fitter.web.wording import worded
 from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, make_plan, make_price
 
@@ -122,6 +125,22 @@ def test_what_is_said(found: Repository, below: tuple[str, ...], last: tuple[str
         assert line in said
     assert ("none" in said) is ("none" in " ".join(below))
     assert commands(found) == last
+
+
+def test_lines_keep_their_remedies_for_the_page() -> None:
+    margin = Remedy("use a smaller margin with --fit-target", "margin", "lower")
+    small = made("Q8_0", 8.5, fits=False)
+    assert small.plan is not None
+    problem = replace(SHORT, message=Message("CUDA0 lacks 244 MiB; ", margin))
+    found = (
+        replace(small, plan=replace(small.plan, problems=(problem,))),
+        replace(FAILED, problem=ModelError("its header is late: ", MORE_TIME).message),
+    )
+    assert [worded(line) for line in lines_below(Repository("hf://org/repo", found, BESIDE[:1], None, 1))] == [
+        "x.gguf: its header is late: try again later",
+        "not planned, multimodal projector: mmproj.gguf",
+        "none fits; 8b-Q8_0.gguf: CUDA0 lacks 244 MiB; use a smaller margin per card",
+    ]
 
 
 def test_names_of_files_cannot_write_to_a_terminal() -> None:

@@ -71,7 +71,8 @@ def lines_below(found: Sequence[Planned], notes: Iterable[str], reason: str, wor
         reason: Why the best one is; empty if there is none.
         word: Stands before the name of the smallest one, of which the last line says what it lacks, if none fits.
     """
-    yield from (f"{printable(each.name)}: {printable(each.problem)}" for each in found if each.problem)
+    # added to the names, since a text that is put into another loses its remedies
+    yield from (f"{printable(each.name)}: " + printable(each.problem) for each in found if each.problem)
     yield from notes
     if any(each.n_ctx != each.longest_context for each in found):
         yield "context: of the plan, which is for speed; longest: the most that fits, whatever it costs in time"
@@ -80,7 +81,7 @@ def lines_below(found: Sequence[Planned], notes: Iterable[str], reason: str, wor
     elif not any(each.fits for each in found):
         planned = [(each.bytes or 0, each.name, each.plan.problems) for each in found if each.plan is not None]
         for _, name, problems in sorted(planned, key=lambda each: each[:2])[:1]:
-            yield from (f"none fits; {word}{printable(name)}: {printable(each.message)}" for each in problems[:1])
+            yield from (f"none fits; {word}{printable(name)}: " + printable(each.message) for each in problems[:1])
 
 
 def best(name: str, size: int, more: str = "") -> str:
