@@ -20,7 +20,7 @@ from fitter.api.explore.grid import Grid, costs_of, grid_of
 from fitter.api.explore.plan_cell import CellHeader, Task, figures_of
 from fitter.api.explore.stored_cells import Key, State
 from fitter.errors import CancelledError, FitterError, LibraryError, LlamaCppError, TimeLimitError, UsageError
-from fitter.llama.client import Worker
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import LlamaCpp
 from fitter.model.files import header_cache
 from fitter.model.files.source import with_addresses
@@ -159,11 +159,10 @@ def _sources(grid: Grid) -> dict[tuple[str, str | None], _Source]:
     Returns:
         The headers by model and file type.
     """
-    timeout, llama_cpp = grid.fixed.get("timeout"), grid.fixed.get("llama_cpp")
-    timeouts = {} if timeout is None else {"timeout": timeout}
     found: dict[tuple[str, str | None], _Source] = {}
     failed: list[FitterError] = []
-    with Worker(llama_cpp=llama_cpp, **timeouts) as worker:
+    timeout = grid.fixed.get("timeout", DEFAULT_TIMEOUT)
+    with Worker(llama_cpp=grid.fixed.get("llama_cpp"), timeout=timeout) as worker:
         source = _Source(worker.build())
         for called, model in grid.models.items():
             try:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import threading
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any
 
 from fitter import api, system
 from fitter.errors import FitterError, LibraryError, LlamaCppCrashError, TimeLimitError, WorkerError
+from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.llama.processes.worker_exit import is_resource_error
 from fitter.llama.worker.remembered_loads import RememberingWorker
 from fitter.output.arguments import arguments
@@ -141,7 +143,7 @@ class _Workers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: dict[tuple[object, ...], list[RememberingWorker]] = {}
+        self._idle: dict[tuple[object, ...], list[RememberingWorker]] = defaultdict(list)
         self._folder: TemporaryDirectory | None = None
         self._ending: threading.Timer | None = None
         self._busy = 0
@@ -151,15 +153,11 @@ class _Workers:
     def one(self, task: Task) -> Iterator[RememberingWorker]:
         """Lend a worker that nobody else uses."""
         self._begin()
-        llama_cpp, timeout = task.keywords.get("llama_cpp"), task.keywords.get("timeout")
-        key = llama_cpp, timeout
+        key = llama_cpp, timeout = task.keywords.get("llama_cpp"), task.keywords.get("timeout", DEFAULT_TIMEOUT)
         with self._lock:
-            waiting = self._idle.setdefault(key, [])
-            worker = waiting.pop() if waiting else None
+            worker = self._idle[key].pop() if self._idle[key] else None
             self._busy += 1
-        if worker is None:
-            timeouts: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-            worker = RememberingWorker(llama_cpp=llama_cpp, **timeouts)
+        worker = worker or RememberingWorker(llama_cpp=llama_cpp, timeout=timeout)
         try:
             yield worker
         except BaseException:
@@ -169,7 +167,7 @@ class _Workers:
             with self._lock:
                 self._busy -= 1
         with self._lock:
-            self._idle.setdefault(key, []).append(worker)
+            self._idle[key].append(worker)
             if self._ending is not None:
                 self._ending.cancel()
             self._ending = threading.Timer(_IDLE_SECONDS, self.close)
@@ -195,14 +193,11 @@ class _Workers:
             if self._ending is not None:
                 self._ending.cancel()
                 self._ending = None
-            idle, self._idle = self._idle, {}
-            folder = self._folder
-            if self._busy:
-                # a busy worker still reads a header there
-                folder = None
-            else:
-                self._folder = None
-        for worker in (worker for waiting in idle.values() for worker in waiting):
+            idle = [worker for waiting in self._idle.values() for worker in waiting]
+            self._idle.clear()
+            # a busy worker still reads a header there
+            folder, self._folder = (None, self._folder) if self._busy else (self._folder, None)
+        for worker in idle:
             worker.close()
         if folder is not None:
             folder.cleanup()

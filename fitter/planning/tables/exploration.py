@@ -242,8 +242,8 @@ _CONTEXT = re.compile(
     r"(?:(?P<first>[\d.,]+[km]?)(?: tokens?)?(?: of)? (?:context|ctx)|(?:context|ctx) (?:of )?(?P<last>[\d.,]+[km]?))"
 )
 _RATE = re.compile(
-    r"(?:(?P<kind>prompt|generation) (?:at )?)?(?P<rate>[\d.]+) ?(?:t/s|tok/s|tokens/s|tokens per second)(?: of)?"
-    r"(?: (?P<after>prompt|generation))?"
+    r"(?:(?P<kind>prompt|generation) (?:at )?)?(?P<rate>\d+(?:\.\d+)?) ?(?:t/s|tok/s|tokens/s|tokens per second)"
+    r"(?: of)?(?: (?P<after>prompt|generation))?"
 )
 _JOINED = re.compile(r"\s*(?:,(?!\d)|\bat\b|\band\b|\bwith\b|\+)\s*")
 _SAY = "say such as '32k context at 20 t/s', 'prompt 500 t/s' or 'fits'"
@@ -272,7 +272,7 @@ def _clause(text: str, clause: str) -> tuple[str, float]:
     if match := _CONTEXT.fullmatch(clause):
         name, number = "context", _tokens(match["first"] or match["last"])
     elif (match := _RATE.fullmatch(clause)) and not (match["kind"] and match["after"]):
-        name, number = match["kind"] or match["after"] or "generation", _number(match["rate"])
+        name, number = match["kind"] or match["after"] or "generation", float(match["rate"])
     if number is None:
         what = f"{shown(clause)} in it" if clause and clause != text.lower() else "it"
         raise UsageError(f"--answer {shown(text)}: {what} is not understood: {_SAY}")
@@ -290,11 +290,4 @@ def _tokens(text: str) -> float | None:
     except OverflowError:
         return math.inf
     except UsageError:
-        return None
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
-    except ValueError:
         return None
