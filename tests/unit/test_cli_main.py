@@ -17,7 +17,7 @@ from fitter.llama.types import Params, TensorBuftOverride
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.request.request import Progress
 from tests.support.answers import Terminal
-from tests.support.cases import cases
+from tests.support.cases import cases, stored
 from tests.support.plans import GIB, MIB, make_plan
 
 Install = Callable[[Plan | BaseException], None]
@@ -78,9 +78,7 @@ def test_json_comes_either_way(
     (LlamaCppError("llama.cpp ended", ("line 1", "line 2")), 3),
     (LlamaCppError("two\nlines  of it"), 3),
 )
-def test_an_error_is_one_line(
-    error: Exception, status: int, answer: Install, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_is_a_line(error: Exception, status: int, answer: Install, capsys: pytest.CaptureFixture[str]) -> None:
     answer(error)
     assert main(["m.gguf"]) == status
     out, err = capsys.readouterr()
@@ -118,32 +116,7 @@ def test_a_pattern_that_a_pipe_would_change_is_warned_of(answer: Install, capsys
 
 
 OVERRIDE = TensorBuftOverride("a(b|c)", "CPU")
-RUN = "-m {model} -c 4096 -ngl 33 -ot 'a(b|c)=CPU' -np 1 -fit off"
-ON_A_TERMINAL = {
-    "llama-server": ("model.gguf", "llama-server", "", "run it:", f"llama-server {RUN}"),
-    "llama-cli": ("model.gguf", "llama-cli", "", "run it:", f"llama-cli {RUN}"),
-    "a file with a blank": ("my model.gguf", "llama-server", "", "run it:", f"llama-server {RUN}"),
-    "other options": ("model.gguf", "llama-server", "--port 80 -t 8", "run it:", f"llama-server {RUN} --port 80 -t 8"),
-    "a shape": (
-        "shape://llama-3.1-8b:Q8_0",
-        "llama-server",
-        "",
-        "run it, with your file in place of llama-3.1-8b-Q8_0.gguf:",
-        f"llama-server {RUN}",
-    ),
-    "an address": (
-        "https://host/a/model.gguf",
-        "llama-server",
-        "",
-        "download: curl -LO https://host/a/model.gguf\nrun it:",
-        f"llama-server {RUN}",
-    ),
-    "a program with options of its own": ("model.gguf", "llama-bench", "", "", RUN.partition("{model} ")[2]),
-    "no program": ("model.gguf", "any", "", "", RUN.partition("{model} ")[2]),
-    "a name that no line can have": ("a\nb.gguf", "llama-server", "", "", RUN.partition("{model} ")[2]),
-    "a format by name": ("model.gguf", "llama-server", "--format args", "", RUN.partition("{model} ")[2]),
-    "quiet": ("model.gguf", "llama-server", "-q", None, f"llama-server {RUN}"),
-}
+RUN = "-c 4096 -ngl 33 -ot 'a(b|c)=CPU' -np 1 -fit off"
 FILES = {
     "my model.gguf": "'my model.gguf'",
     "shape://llama-3.1-8b:Q8_0": "llama-3.1-8b-Q8_0.gguf",
@@ -151,9 +124,9 @@ FILES = {
 }
 
 
-@cases(ON_A_TERMINAL)
+@cases(stored("cli_main", "on_a_terminal"))
 def test_a_terminal_gets_the_command(
-    model: str, program: str, words: str, hint: str | None, line: str, answer: Install, monkeypatch: pytest.MonkeyPatch
+    model: str, program: str, words: str, hint: str, line: str, answer: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(Params(n_ctx=4096, n_gpu_layers=33, tensor_buft_overrides=(OVERRIDE,)))
     answer(replace(plan, program=program, model=replace(plan.model, path=model)))
@@ -161,8 +134,8 @@ def test_a_terminal_gets_the_command(
     monkeypatch.setattr("sys.stdout", out)
     monkeypatch.setattr("sys.stderr", err)
     assert main(["m.gguf", *words.split()]) == 0
-    assert out.getvalue() == line.format(model=FILES.get(model, model)) + "\n"
-    if hint is None:
+    assert out.getvalue() == line.format(model=FILES.get(model, model), run=RUN) + "\n"
+    if hint == "quiet":
         assert err.getvalue() == ""
     else:
         table, _, last = err.getvalue().partition("  KV cache  512.0 MiB of f16\n")
@@ -170,9 +143,7 @@ def test_a_terminal_gets_the_command(
         assert last == (f"{hint}\n" if hint else "")
 
 
-def test_an_argument_with_control_characters_reaches_no_terminal(
-    answer: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_control_characters_reach_a_terminal(answer: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(Params(n_ctx=4096, tensor_buft_overrides=(TensorBuftOverride("a\x1b[2J", "CPU"),)))
     answer(replace(plan, program="llama-server"))
     out, err = Terminal(), io.StringIO()

@@ -11,36 +11,18 @@ from typing import Any
 import pytest
 
 from fitter.installation import install_command
-from tests.support.cases import cases
+from tests.support.cases import cases, stored
 
 GIT = "https://git.example.org/llama-fitter"
 
-ORIGINS: dict[str, tuple[Any, str]] = {
-    "an index": (None, "'llama-fitter[web]'"),
-    "a clone that can be edited": (
-        {"url": "file://{here}/a%20clone", "dir_info": {"editable": True}},
-        "-e '{here}/a clone[web]'",
-    ),
-    "a clone": ({"url": "file://{here}/a%20clone", "dir_info": {}}, "'{here}/a clone[web]'"),
-    "a wheel": ({"url": "file://{here}/f.whl", "archive_info": {}}, "'{here}/f.whl[web]'"),
-    "a clone that is gone": ({"url": "file://{here}/gone", "dir_info": {"editable": True}}, "'llama-fitter[web]'"),
-    "a repository": ({"url": GIT, "vcs_info": {"vcs": "git", "commit_id": "abc"}}, f"'llama-fitter[web] @ git+{GIT}'"),
-    "a revision": (
-        {"url": GIT, "vcs_info": {"vcs": "git", "commit_id": "abc", "requested_revision": "v0.1.0"}},
-        f"'llama-fitter[web] @ git+{GIT}@v0.1.0'",
-    ),
-    "a folder of a repository here": (
-        {"url": "file://{here}/a%20clone", "vcs_info": {"vcs": "git", "commit_id": "abc"}, "subdirectory": "sub"},
-        "'llama-fitter[web] @ git+file://{here}/a%20clone#subdirectory=sub'",
-    ),
-    "an archive": ({"url": "https://host/f.zip", "archive_info": {}}, "'llama-fitter[web] @ https://host/f.zip'"),
-    "a damaged record": ("no JSON", "'llama-fitter[web]'"),
-    "another record": ([1], "'llama-fitter[web]'"),
-}
 
-
-@cases(ORIGINS)
-def test_the_install_comes_from_the_same_place(
+@cases(
+    stored("installation", "origins")
+    | {
+        "an index": (None, "'llama-fitter[web]'"),
+    }
+)
+def test_it_is_installed_from_where_it_is(
     origin: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a clone").mkdir()

@@ -10,33 +10,18 @@ from fitter.llama.build.library import Versions, is_same_version
 from fitter.llama.build.log import LogLine, flash_attn_from, n_splits_from, reason, unused_from
 from fitter.llama.load.backend_devices import Device, default_devices
 from fitter.llama.types import DeviceInfo, VirtualDevice, describe
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases, named_cases, stored
 
 CHOSEN = "llama_context: flash_attn            = {}"
 
-FLASH_ATTN: dict[str, tuple[list[str], bool | None]] = {
-    "nothing said": ([], None),
-    "on by parameter": ([CHOSEN.format("enabled")], True),
-    "off by parameter": ([CHOSEN.format("disabled")], False),
-    "automatic, not resolved": ([CHOSEN.format("auto")], None),
-    "automatic, on": ([CHOSEN.format("auto"), "resolve_fused_ops: Flash Attention enabled"], True),
-    "automatic, off": (
-        [CHOSEN.format("auto"), "resolve_fused_ops: Flash Attention not supported, set to disabled"],
-        False,
-    ),
-    "automatic, on, before b10068": (
-        [CHOSEN.format("auto"), "sched_reserve: Flash Attention was auto, set to enabled"],
-        True,
-    ),
-    "automatic, off, before b10068": (
-        [CHOSEN.format("auto"), "sched_reserve: Flash Attention was auto, set to disabled"],
-        False,
-    ),
-    "another context before": ([CHOSEN.format("enabled"), CHOSEN.format("disabled")], False),
-}
 
-
-@cases(FLASH_ATTN)
+@cases(
+    stored("llama_log", "flash_attn")
+    | {
+        "nothing said": ([], None),
+        "automatic, not resolved": ([CHOSEN.format("auto")], None),
+    }
+)
 def test_flash_attention_from_the_log(log: list[str], expected: bool | None) -> None:
     assert flash_attn_from(log) is expected
 
@@ -57,11 +42,7 @@ def test_unused_tensors_from_the_log() -> None:
         (146, 98),
     ),
     ("both the same, before v0.5.0", "sched_reserve: graph splits = 2", (2, 2)),
-    (
-        "prompt and generation, before v0.5.0",
-        "sched_reserve: graph splits = 146 (with bs=512), 98 (with bs=1)",
-        (146, 98),
-    ),
+    ("both, before v0.5.0", "sched_reserve: graph splits = 146 (with bs=512), 98 (with bs=1)", (146, 98)),
     ("another line", "sched_reserve: reserve took 2.00 ms, sched copies = 1", None),
 )
 def test_graph_splits_from_the_log(line: str, expected: tuple[int, int] | None) -> None:
@@ -99,21 +80,21 @@ def device(name: str, kind: str, backend: str, device_id: str | None = None) -> 
     return Device(DeviceInfo(name, name, kind, backend, 1, 1), device_id, 1, name, 1)
 
 
+CARD, NEXT, SERVER = (device(name, "gpu", name[:-1]) for name in ("CUDA0", "CUDA1", "RPC0"))
+IN_VULKAN = device("Vulkan0", "igpu", "Vulkan")
+
+
 @named_cases(
     ("no GPU", [device("CPU", "cpu", "CPU"), device("BLAS", "accel", "BLAS")], []),
-    ("servers come first", [device("CUDA0", "gpu", "CUDA"), device("RPC0", "gpu", "RPC")], ["RPC0", "CUDA0"]),
+    ("servers come first", [CARD, SERVER], ["RPC0", "CUDA0"]),
     (
         "one card through two backends",
         [device("CUDA0", "gpu", "CUDA", "0:1"), device("Vulkan0", "gpu", "Vulkan", "0:1")],
         ["CUDA0"],
     ),
-    (
-        "cards without an id are different ones",
-        [device("CUDA0", "gpu", "CUDA"), device("CUDA1", "gpu", "CUDA")],
-        ["CUDA0", "CUDA1"],
-    ),
-    ("integrated beside a card", [device("Vulkan0", "igpu", "Vulkan"), device("CUDA0", "gpu", "CUDA")], ["CUDA0"]),
-    ("integrated beside a server", [device("M0", "igpu", "Metal"), device("RPC0", "gpu", "RPC")], ["RPC0", "M0"]),
+    ("cards without an id are different ones", [CARD, NEXT], ["CUDA0", "CUDA1"]),
+    ("integrated beside a card", [IN_VULKAN, CARD], ["CUDA0"]),
+    ("integrated beside a server", [device("M0", "igpu", "Metal"), SERVER], ["RPC0", "M0"]),
     ("integrated through two backends", [device("A0", "igpu", "A"), device("B0", "igpu", "B")], ["A0"]),
 )
 def test_the_devices_that_llama_cpp_takes_by_itself(devices: list[Device], expected: list[str]) -> None:
@@ -124,25 +105,17 @@ BUILT = Versions("0.5.0", "0.25.3", "0c1e57098bba")
 
 
 @named_cases(
-    ("as pinned", Versions("0.5.0-dev", "0.25.3", "0c1e570-dirty")),
-    ("commit unknown", Versions("0.5.0", "0.25.3", "unknown")),
-    ("no commit", Versions("0.5.0", "0.25.3", "")),
+    # whether it is the same one, as llama-cpp-python's and as another build: which may be any of those versions
+    ("as pinned", Versions("0.5.0-dev", "0.25.3", "0c1e570-dirty"), (True, True)),
+    ("commit unknown", Versions("0.5.0", "0.25.3", "unknown"), (True, False)),
+    ("no commit", Versions("0.5.0", "0.25.3", ""), (True, False)),
+    ("another llama.cpp", Versions("0.6.0", "0.25.3", "0c1e570"), (False, False)),
+    ("another ggml", Versions("0.5.0", "0.25.4", "0c1e570"), (False, False)),
+    ("another commit", Versions("0.5.0", "0.25.3", "1234567"), (False, False)),
+    ("no version", Versions("", "0.25.3", "0c1e570"), (False, False)),
 )
-def test_versions_of_one_llama_cpp(loaded: Versions) -> None:
-    assert is_same_version(loaded, BUILT, is_python=True)
-    # Another build that does not say its commit may be any of those with these versions.
-    assert is_same_version(loaded, BUILT, is_python=False) == (loaded.commit not in ("", "unknown"))
-
-
-@named_cases(
-    ("llama.cpp", Versions("0.6.0", "0.25.3", "0c1e570")),
-    ("ggml", Versions("0.5.0", "0.25.4", "0c1e570")),
-    ("commit", Versions("0.5.0", "0.25.3", "1234567")),
-    ("no version", Versions("", "0.25.3", "0c1e570")),
-)
-def test_versions_of_another_llama_cpp(loaded: Versions) -> None:
-    assert not is_same_version(loaded, BUILT, is_python=True)
-    assert not is_same_version(loaded, BUILT, is_python=False)
+def test_versions_of_one_llama_cpp(loaded: Versions, is_same: tuple[bool, bool]) -> None:
+    assert tuple(is_same_version(loaded, BUILT, is_python=each) for each in (True, False)) == is_same
 
 
 @cases(

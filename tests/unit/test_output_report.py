@@ -32,9 +32,8 @@ from fitter.planning.plan.plan import Problem
 from fitter.planning.plan.real_load import with_real_load
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.planning.speed.cost import Part
-from fitter.planning.speed.explain import Alternative, Bound, Choice
-from fitter.planning.tables.parameter_rows import ContextPoint, contexts_to_try, point_of
-from tests.support.cases import cases, named_cases
+from fitter.planning.speed.explain import Bound, Choice
+from tests.support.cases import cases, named_cases, stored
 from tests.support.plans import GIB, MIB, for_format, make_plan, make_price, reserving
 
 ENDING = "</script><!--<script>"
@@ -95,24 +94,7 @@ def test_a_plan_that_does_not_fit_has_nothing_to_run() -> None:
 
 
 OVERRIDE = TensorBuftOverride("^blk.1.ffn_(up|down)_exps.weight$", "CPU")
-COMMANDS: dict[str, tuple[str, str, str, str]] = {
-    "a file": ("my models/a'b.gguf", "llama-server", "llama-server -m 'my models/a'\\''b.gguf' ", ""),
-    "a file for llama-cli": ("model.gguf", "llama-cli", "llama-cli -m model.gguf ", ""),
-    "any program": ("model.gguf", "any", "llama-server -m model.gguf ", ""),
-    "a shape": (
-        "shape://qwen3-30b-a3b:Q8_0",
-        "llama-server",
-        "llama-server -m path/to/qwen3-30b-a3b-Q8_0.gguf ",
-        "This model has no file yet: write the path of yours in place of path/to/…",
-    ),
-    "an address": (
-        "hf://org/repo/sub/model.gguf",
-        "llama-server",
-        "llama-server -m sub/model.gguf ",
-        "Download the model first: hf download org/repo sub/model.gguf --local-dir .",
-    ),
-    "a program with other arguments": ("model.gguf", "llama-bench", "", ""),
-}
+COMMANDS = stored("output_report", "commands")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -142,9 +124,7 @@ def test_what_else_could_be_had() -> None:
     smaller = Alternative((), 4096, 800.0, 61.0, False, "Q3_K_M")
     plan = replace(make_plan(estimate=make_price(generation=38.0)), alternatives=(other, smaller))
     words = re.sub(r"<[^>]+>", " ", plan_page(plan))
-    assert re.search(
-        r"What else could be had .*this plan +4,096 +38 .*-ctk q8_0 -ctv q8_0 +8,192 +52 +900", words, re.S
-    )
+    assert re.search(r"What else could be had .*plan +4,096 +38 .*-ctk q8_0 -ctv q8_0 +8,192 +52 +900", words, re.S)
     assert re.search(r"a Q3_K_M file +4,096 +about 61 +about 800", words)
     assert "What else" not in plan_page(replace(plan, alternatives=()))
     lacking = make_plan(problems=(Problem("CUDA0", GIB, "CUDA0 lacks 1024 MiB"),))
@@ -245,10 +225,7 @@ def test_the_chart_and_the_table_have_the_speed_with_a_full_context() -> None:
         replace(point(n_ctx), full_context_tokens_per_second=full, prompt=prompt)
         for n_ctx, full, prompt in ((4096, 18.0, 2048), (8192, 15.5, 4096))
     ]
-    assert [chart.lines for chart in charts(points, 4096)[1:]] == [
-        ("for the request", "with a full context"),
-        ("prompt",),
-    ]
+    assert [c.lines for c in charts(points, 4096)[1:]] == [("for the request", "with a full context"), ("prompt",)]
     page = plan_page(make_plan(estimate=make_price()), contexts=points)
     assert re.findall(r'<td data-label="with a full context">(.*?)</td>', page) == ["18", "15.5"]
     assert "Speeds are estimated, for a longer prompt the larger the context." in page

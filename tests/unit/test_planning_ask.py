@@ -17,7 +17,7 @@ from fitter.parameters.table import PARAMETERS, SPECULATION, Estimating, Fitting
 from fitter.planning.request.ask import Ask, Sharing
 from fitter.programs import facts
 from fitter.text import MIB
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases, named_cases, stored
 
 CARD = parse_gpus(["24GiB"])[0]
 
@@ -31,119 +31,12 @@ def ask(**words: Any) -> Ask:
     return Ask.of(checked(words))
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a split of every row": ({"split_mode": "row"}, "split mode 'row' cannot be fitted"),
-    "a split of every tensor without flash attention": (
-        {"split_mode": "tensor", "flash_attn": "off"},
-        "split mode 'tensor' needs flash attention: leave -fa off out, or use --split-mode layer",
-    ),
-    "a split of every tensor with a cache on the host": (
-        {"split_mode": "tensor", "offload_kqv": False},
-        "with split mode 'tensor' and a KV cache in host memory llama.cpp ends its process: leave -nkvo out, or use "
-        "--split-mode layer",
-    ),
-    "a split of every tensor with a draft model": (
-        {"split_mode": "tensor", "model_draft": "draft.gguf"},
-        "no plan can be made for split mode 'tensor' with -md: leave one of the two out",
-    ),
-    "a split of every tensor with layers that draft": (
-        {"split_mode": "tensor", "mtp": True},
-        "no plan can be made for split mode 'tensor' with --mtp: leave one of the two out",
-    ),
-    "a split of every tensor with layers that draft, in llama.cpp's words": (
-        {"split_mode": "tensor", "spec_type": "draft-mtp"},
-        "no plan can be made for split mode 'tensor' with --spec-type draft-mtp: leave one of the two out",
-    ),
-    "texts to read, and layers that draft, in llama.cpp's words": (
-        {"embedding": True, "spec_type": ["draft-mtp"]},
-        "--embedding is for texts that are only read, and --spec-type draft-mtp drafts tokens",
-    ),
-    "a split of every tensor with a projector": (
-        {"split_mode": "tensor", "mmproj": "mmproj.gguf"},
-        "no plan can be made for split mode 'tensor' with --mmproj: leave one of the two out",
-    ),
-    "a split of every tensor with an adapter": (
-        {"split_mode": "tensor", "lora": ["style.gguf"]},
-        "no plan can be made for split mode 'tensor' with --lora: leave one of the two out",
-    ),
-    "an objective that there is not": ({"objective": "fast"}, "unknown objective 'fast': choose from request"),
-    "a strategy that there is not": ({"strategy": "mine"}, "unknown strategy 'mine': choose from fastest"),
-    "no layers, and shares of them": ({"n_gpu_layers": 0, "tensor_split": [1, 1]}, "-ngl 0 keeps every layer on the"),
-    "weights that are read, and paged": (
-        {"allow": ["paging"], "load_mode": "none"},
-        "--allow paging needs weights that are mapped from the file, and --load-mode none reads weights into memory of "
-        "their own: leave one of the two out",
-    ),
-    "weights that are kept, and paged": (
-        {"allow": ["paging"], "load_mode": "mmap+mlock"},
-        "--allow paging needs weights that are mapped from the file, and --load-mode mmap+mlock keeps weights in "
-        "memory: leave one of the two out",
-    ),
-    "a lever that there is not": ({"allow": ["kv-q8"]}, "unknown lever 'kv-q8': did you mean kv-q8_0"),
-    "an override without a place": ({"override_tensor": "exps"}, "override 'exps' is not of the form <name"),
-    "an adapter without its scale": ({"lora_scaled": ["style.gguf"]}, "'style.gguf' is not a scaled adapter"),
-    "a reservation without a size": ({"reserve": ["CUDA0"]}, "'CUDA0' is not a reservation: write DEVICE=SIZE"),
-    "two that draft": ({"model_draft": "d.gguf", "mtp": True}, "exclude each other"),
-    "a draft's devices without one": ({"devices_draft": ["CUDA0"]}, "-devd is about a draft model"),
-    "a draft's layers without one": ({"n_gpu_layers_draft": 3}, "-ngld is about a draft model"),
-    "a draft's device twice": (
-        {"model_draft": "d.gguf", "devices_draft": ["CUDA0", "CUDA0"]},
-        "a device of the draft model is named twice",
-    ),
-    "a way to draft that there is not": (
-        {"program": "llama-server", "spec_type": "ngram-best"},
-        "no plan can be made for drafting with 'ngram-best' (--spec-type): choose from draft-simple, draft-mtp, ",
-    ),
-    "a draft model that is not named": (
-        {"program": "llama-server", "spec_type": ["draft-simple", "ngram-mod"]},
-        "--spec-type draft-simple drafts with a model: name it with -md, or leave it out",
-    ),
-    "tokens of ngrams that do not draft": (
-        {"program": "llama-server", "spec_type": "ngram-mod", "spec_ngram_simple_size_m": 8},
-        "--spec-ngram-simple-size-m is about ngram-simple: add --spec-type ngram-simple, or leave it out",
-    ),
-    "texts and a draft": ({"embedding": True, "model_draft": "d.gguf"}, "--embedding is for texts that are only read"),
-    "texts and ngrams": (
-        {"program": "llama-server", "reranking": True, "spec_type": "ngram-mod"},
-        "--reranking is for texts that are only read, and --spec-type drafts tokens: leave one of them out",
-    ),
-    "a cache of prompts of no server": (
-        {"program": "any", "cache_ram": 512},
-        "-cram is an option of llama-server, but the plan is for any: leave one of the two out",
-    ),
-    "a program that there is not": ({"program": "llama-serve"}, "program (--for)"),
-    "a draft's cache without one": ({"type_k_draft": "q8_0"}, "-ctkd is about drafting"),
-    "a draft's micro batch without one": ({"n_ubatch_draft": 64}, "--spec-draft-n-ubatch is about drafting: use it"),
-    "drafted tokens without layers": ({"draft_max": 3}, "--spec-draft-n-max is about drafting: use it with -md or"),
-    "a projector's device without one": ({"mmproj_device": "CUDA0"}, "-mmdev is about a projector"),
-    "a projector's tokens without one": ({"image_max_tokens": 9}, "--image-max-tokens is about a projector"),
-    "a GPU that there is not": ({"gpus": ["rtx-0000"]}, "--gpu 'rtx-0000': unknown GPU; did you mean"),
-    "no GPU, and one": ({"gpus": ["none", "24GiB"]}, "none means a machine without a GPU"),
-    "descriptions and devices": ({"gpus": ["24GiB", CARD]}, "gpus has both strings and VirtualDevice objects"),
-    "a device of a machine without any": (
-        {"gpus": ["none"], "devices": ["CUDA0"]},
-        "unknown device 'CUDA0': --gpu none means a machine without a GPU",
-    ),
-    "a profile that there is not": ({"profile": "vulkan", "gpus": ["24GiB"]}, "unknown profile 'vulkan'"),
-    "a library for another's card": (
-        {"profile": "library", "gpus": ["vulkan:24GiB"]},
-        "is for NVIDIA cards, but Vulkan0",
-    ),
-    "a library for cards that are here": ({"profile": "library:here"}, "is for virtual cards"),
-    "no bandwidth of the host": ({"host_bandwidth": "fast"}, "'fast' is not a bandwidth"),
-    "a bandwidth of nothing remote": ({"rpc_bandwidth": "9GB/s"}, "without an rpc-server: name one with --rpc"),
-    "no bandwidth of what is remote": ({"rpc": ["a:1"], "rpc_bandwidth": ["fast"]}, "'fast' is not a bandwidth"),
-    "a number of GiB": (
-        {"host_memory": 64},
-        "host_memory (--host-memory) is 64 bytes, less than a MiB: give more, or write a unit, such as ",
-    ),
-    "a margin of the command line's unit": ({"margin": 1024}, "margin (-fitt) is 1024 bytes, less than a MiB"),
-    "just below a MiB": ({"host_memory": MIB - 1}, "write a unit"),
-    "a host without memory": ({"host_memory": 0}, "--host-memory is 0 bytes"),
-}
-
-
-@cases(REFUSED)
+@cases(
+    stored("planning_ask", "refused")
+    | {
+        "descriptions and devices": ({"gpus": ["24GiB", CARD]}, "gpus has both strings and VirtualDevice objects"),
+    }
+)
 def test_what_is_refused(words: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         ask(**words)
@@ -203,44 +96,12 @@ def test_nothing_is_set() -> None:
     assert Ask.of_a_load({}) == Ask()
 
 
-LOADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "a context": ({"n_ctx": 8192}, {"n_ctx": 8192}),
-    "a cache": ({"type_k": "q8_0", "flash_attn": "on"}, {"type_k": "q8_0", "flash_attn": "on"}),
-    "an override": ({"override_tensor": "exps=CPU"}, {"tensor_buft_overrides": (TensorBuftOverride("exps", "CPU"),)}),
-    "devices are chosen": ({"devices": ["CUDA1"], "main_gpu": 1}, {}),
-    "room for all slots": ({"kv_unified_per_slot": 100, "n_seq_max": 4}, {"n_ctx": 400, "n_seq_max": 4}),
-    "batches": ({"n_batch": 1024, "n_ubatch": 256}, {"n_batch": 1024, "n_ubatch": 256}),
-    "texts in batches of one default": (
-        {"embedding": True},
-        {"embeddings": True, "n_batch": 512, "n_ubatch": 512, "n_seq_max": 256, "kv_unified": True},
-    ),
-    "texts in small batches": (
-        {"embedding": True, "n_ubatch": 128},
-        {"embeddings": True, "n_batch": 128, "n_ubatch": 128, "n_seq_max": 128, "kv_unified": True},
-    ),
-    "texts at once": (
-        {"embedding": True, "n_batch": 1024},
-        {"embeddings": True, "n_batch": 1024, "n_ubatch": 1024, "n_seq_max": 256, "kv_unified": True},
-    ),
-    "its own layers draft": ({"mtp": True}, {"load_mtp": True, "n_rs_seq": 3}),
-    "they draft more": ({"mtp": True, "draft_max": 5}, {"load_mtp": True, "n_rs_seq": 5}),
-    "a server": ({"program": "llama-server"}, {"n_seq_max": 4, "kv_unified": True, "n_outputs_max": 4}),
-    "a server's slots": ({"program": "llama-server", "n_seq_max": 2}, {"n_seq_max": 2, "n_outputs_max": 2}),
-    "a server whose model drafts": (
-        {"program": "llama-server", "n_seq_max": 2, "spec_type": "draft-mtp"},
-        {"n_seq_max": 2, "n_outputs_max": 8, "load_mtp": True, "n_rs_seq": 3},
-    ),
-    "a server that drafts in two ways": (
-        {"program": "llama-server", "n_seq_max": 1, "mtp": True, "spec_type": ["ngram-mod"]},
-        {"n_outputs_max": 65, "load_mtp": True, "n_rs_seq": 3},
-    ),
-    "llama-cli": ({"program": "llama-cli"}, {"n_outputs_max": 1}),
-    "Llama": ({"program": "llama-cpp-python"}, {"n_outputs_max": 1}),
-    "Llama with every logit": ({"program": "llama-cpp-python", "logits_all": True}, {}),
-}
-
-
-@cases(LOADS)
+@cases(
+    stored("planning_ask", "loads")
+    | {
+        "override": ({"override_tensor": "exps=CPU"}, {"tensor_buft_overrides": (TensorBuftOverride("exps", "CPU"),)}),
+    }
+)
 def test_what_a_fit_begins_with(words: dict[str, Any], expected: dict[str, Any]) -> None:
     found = ask(**words).load
     more = {"kv_unified_per_slot", "logits_all"} & words.keys()

@@ -25,7 +25,7 @@ from fitter.planning.request.request import Request
 from fitter.planning.request.session import named
 from fitter.planning.speed.cost import Workload
 from fitter.text import MIB
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases, named_cases, stored
 from tests.support.placements import model_of
 from tools.models.shapes import SHAPES
 
@@ -137,30 +137,7 @@ def test_what_makes_no_sense_there(words: dict[str, Any], message: str) -> None:
         request(**words)
 
 
-NOTES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "nothing": ({"override_tensor": "ffn_up=CPU"}, []),
-    "a pattern that nothing matches": (
-        {"override_tensor": ["ffn_up=CPU", "exps=CPU"]},
-        ["-ot 'exps=CPU' has no effect: no tensor of the model has such a name"],
-    ),
-    "a pattern behind another": (
-        {"override_tensor": "ffn=CPU,ffn_up=CPU"},
-        ["-ot 'ffn_up=CPU' has no effect: an earlier -ot has its tensors"],
-    ),
-    "experts that there are not": (
-        {"cpu_moe": True, "n_cpu_moe": 2},
-        ["-cmoe has no effect: the model has no experts", "-ncmoe has no effect: the model has no experts"],
-    ),
-    "as much as it was trained for": ({"fit_ctx": 32768}, []),
-    "more than it was trained for": (
-        {"fit_ctx": 65536},
-        ["--fit-ctx 65536 is taken as 32768 tokens, for which the model was trained"],
-    ),
-    "more than it was trained for, and a context": ({"fit_ctx": 65536, "n_ctx": 4096}, []),
-}
-
-
-@cases(NOTES)
+@cases(stored("planning_request_of_machine", "notes"))
 def test_what_has_no_effect_is_noted(words: dict[str, Any], notes: list[str]) -> None:
     assert list(request(**words).notes) == notes
 
@@ -237,10 +214,7 @@ def test_a_named_kind_of_work_is_scaled(words: dict[str, Any], workload: Workloa
 
 
 @named_cases(
-    (
-        "a share with many digits, as of a log",
-        {"workload": "prompt=50000,reused=0.912345678,answer=380,turns=30,gap=2.5s"},
-    ),
+    ("a share with the digits of a log", {"workload": "prompt=50000,reused=0.912345678,answer=380,turns=30,gap=2.5s"}),
     ("a name, with a number", {"workload": "agent,turns=20"}),
     ("no reuse", {"workload": "prompt=50000", "users": 2}),
     ("-c", {"workload": "prompt=1000", "n_ctx": 512}),
@@ -263,44 +237,40 @@ def encoder(pooling: int = 1, *, is_causal: bool = False) -> Model:
 
 
 SERVER, PYTHON = "llama-server", "llama-cpp-python"
-INPUTS: dict[str, tuple[Model, dict[str, Any], tuple[int, int], str]] = {
-    "as long as the model's own context": (encoder(), {}, (2048, 2048), ""),
-    "as long as -c": (encoder(), {"n_ctx": 1024}, (1024, 1024), ""),
-    "as long as a slot's part": (encoder(), {"n_ctx": 1024, "n_seq_max": 2}, (512, 512), ""),
-    "as long as slots share": (encoder(), {"n_ctx": 1024, "n_seq_max": 2, "kv_unified": True}, (1024, 1024), ""),
-    "a token of each sequence": (encoder(), {"n_ctx": 1024, "n_seq_max": 64}, (64, 64), ""),
-    "the last token of a causal model": (encoder(3, is_causal=True), {}, (512, 512), ""),
-    "the same, for Llama": (encoder(3, is_causal=True), {"program": PYTHON}, (2048, 512), ""),
-    "another pooling of it": (encoder(3, is_causal=True), {"pooling_type": "mean"}, (2048, 2048), ""),
-    "the last token of an encoder": (encoder(3), {}, (2048, 2048), ""),
-    "the user's micro batch": (
-        encoder(),
-        {"n_ubatch": 8},
-        (8, 8),
-        "with -ub 8, inputs of more than 8 tokens are refused,",
-    ),
-    "the user's batch": (encoder(), {"n_batch": 128}, (128, 128), "use -b 2048, or leave -b out"),
-    "both": (
-        encoder(),
-        {"n_batch": 4096, "n_ubatch": 512},
-        (512, 512),
+CAUSAL = encoder(3, is_causal=True)
+WIDE: dict[str, Any] = {"n_batch": 4096, "n_ubatch": 512}
+
+
+def held(batch: int, micro_batch: int, note: str = "", of: Model | None = None, **words: Any) -> Any:
+    """The batches of a model that reads texts, what is noted, and what is asked."""
+    return of or encoder(), words, (batch, micro_batch), note
+
+
+INPUTS = {
+    "as long as the model's own context": held(2048, 2048),
+    "as long as -c": held(1024, 1024, n_ctx=1024),
+    "as long as a slot's part": held(512, 512, n_ctx=1024, n_seq_max=2),
+    "as long as slots share": held(1024, 1024, n_ctx=1024, n_seq_max=2, kv_unified=True),
+    "a token of each sequence": held(64, 64, n_ctx=1024, n_seq_max=64),
+    "the last token of a causal model": held(512, 512, of=CAUSAL),
+    "the same, for Llama": held(2048, 512, of=CAUSAL, program=PYTHON),
+    "another pooling of it": held(2048, 2048, of=CAUSAL, pooling_type="mean"),
+    "the last token of an encoder": held(2048, 2048, of=encoder(3)),
+    "the user's micro batch": held(8, 8, "with -ub 8, inputs of more than 8 tokens are refused,", n_ubatch=8),
+    "the user's batch": held(128, 128, "use -b 2048, or leave -b out", n_batch=128),
+    "both": held(
+        *(512, 512),
         "(llama-server lowers -b to 512, as -ub, where it embeds or ranks), although the context of a sequence has "
         "2048: use -b 2048 -ub 2048, or leave -b and -ub out",
+        **WIDE,
     ),
-    "both, for Llama": (
-        encoder(),
-        {"program": PYTHON, "n_batch": 4096, "n_ubatch": 512},
-        (4096, 512),
-        "with -b 4096 -ub 512, inputs of more than 512 tokens are refused, although",
+    "both, for Llama": held(4096, 512, "inputs of more than 512 tokens are refused, although", program=PYTHON, **WIDE),
+    "a batch that is lowered": held(
+        *(2048, 2048, "llama-server lowers -b to 2048, as -ub, where it embeds or ranks: leave -b 4096 out"),
+        **(WIDE | {"n_ubatch": 2048}),
     ),
-    "a batch that is lowered": (
-        encoder(),
-        {"n_batch": 4096, "n_ubatch": 2048},
-        (2048, 2048),
-        "llama-server lowers -b to 2048, as -ub, where it embeds or ranks: leave -b 4096 out",
-    ),
-    "enough": (encoder(), {"n_ubatch": 4096}, (4096, 4096), ""),
-    "a reranker": (encoder(4), {"embedding": None, "reranking": True, "n_ubatch": 8}, (8, 8), "with -ub 8, inputs of"),
+    "enough": held(4096, 4096, n_ubatch=4096),
+    "a reranker": held(8, 8, "with -ub 8, inputs of", encoder(4), embedding=None, reranking=True, n_ubatch=8),
 }
 
 
@@ -373,11 +343,7 @@ REAL = tuple(
     ("that alone, here and of others like it", {"margin": "auto"}, [1412, 245 + 512]),
     ("one for all", {"margin": "100MiB"}, [100, 100]),
     ("one for each", {"margin": ["100MiB", "200MiB"]}, [100, 200]),
-    (
-        "one for each, in the order that is said",
-        {"margin": ["100MiB", "200MiB"], "devices": ["CUDA1", "CUDA0"]},
-        [100, 200],
-    ),
+    ("one for each, in an order", {"margin": ["100MiB", "200MiB"], "devices": ["CUDA1", "CUDA0"]}, [100, 200]),
 )
 def test_margins(words: dict[str, Any], margins: list[int]) -> None:
     machine = Machine(REAL, (), 64 << 30, 60 << 30)

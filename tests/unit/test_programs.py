@@ -21,9 +21,8 @@ from fitter.parameters import table, targets
 from fitter.planning.request.ask import Ask
 from fitter.programs import PROGRAMS, Asked, Facts, Shape, chosen, facts, unless_named
 from fitter.programs.facts import data
-from fitter.programs.ik_llama import LayerSizes, cut, shares
-from fitter.programs.program import OF_A_SERVER as SERVER_OPTIONS
-from tests.support.cases import cases, named_cases
+from fitter.programs.ik_llama.layers import LayerSizes, cut, shares
+from tests.support.cases import cases, named_cases, stored
 
 SERVER, CLI, PYTHON, BENCH, ANY = "llama-server", "llama-cli", "llama-cpp-python", "llama-bench", "any"
 IK, OLLAMA = "ik_llama", "ollama"
@@ -54,16 +53,11 @@ def test_a_program_is_called_the_same_everywhere() -> None:
     ("a server that drafts", SERVER, Asked(n_seq_max=2, drafted=3), Shape(2, False, None, None, 8)),
     ("four slots that draft", SERVER, Asked(drafted=48), Shape(4, True, None, None, 4 * 49)),
     ("more drafts than a batch has", SERVER, Asked(drafted=64, n_batch=128), Shape(4, True, 128, None, 128)),
-    (
-        "more slots than the default batch",
-        SERVER,
-        Asked(n_seq_max=256, drafted=48),
-        Shape(256, False, None, None, 2048),
-    ),
+    ("more slots than a batch", SERVER, Asked(n_seq_max=256, drafted=48), Shape(256, False, None, None, 2048)),
     ("a server for texts", SERVER, TEXTS, Shape(4, True, 512, 512, 0)),
     ("a server for texts, in batches", SERVER, replace(TEXTS, n_batch=2048, n_ubatch=256), Shape(4, True, 256, 256, 0)),
     (
-        "a server for texts, in small batches",
+        "a server for texts, less at once",
         SERVER,
         replace(TEXTS, n_batch=128, n_ubatch=512),
         Shape(4, True, 128, 512, 0),
@@ -120,7 +114,7 @@ def test_batches_of_a_server(name: str, asked: Asked, expected: tuple[int | None
     ("a server that limits no outputs", SERVER, {"sets_outputs": False}, Asked(), Shape(4, True, None, None, 0)),
     ("a Llama that limits none", PYTHON, {"sets_outputs": False}, Asked(), Shape(1, False, None, None, 0)),
     (
-        "a server with other slots",
+        "a server of other slots",
         SERVER,
         {"n_parallel": 8, "kv_unified": False},
         Asked(),
@@ -295,40 +289,17 @@ def test_a_server_that_drafts_more_by_itself(drafts: dict[str, object], expected
 
 # --- programs with rules of their own
 
-LACKS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "a split": (
-        OLLAMA,
-        {"tensor_split": [1.0, 1.0]},
-        "Ollama has no option like llama.cpp's -ts: it places whole layers",
-    ),
-    "an override": (
-        OLLAMA,
-        {"override_tensor": ["a=CPU"]},
-        "Ollama has no option like llama.cpp's -ot: it places whole",
-    ),
-    "experts on the host": (OLLAMA, {"cpu_moe": True}, "Ollama has no option like llama.cpp's -cmoe: it places whole"),
-    "caches on the host": (OLLAMA, {"offload_kqv": False}, "Ollama has no option like llama.cpp's -nkvo: leave it out"),
-    "one cache": (OLLAMA, {"kv_unified": True}, "Ollama has no option like llama.cpp's -kvu: each slot has a cache of"),
-    "tensors split": (
-        OLLAMA,
-        {"split_mode": "tensor"},
-        "Ollama has no option like llama.cpp's -sm tensor: plan with -sm",
-    ),
-    "one cache of a fork": (
-        IK,
-        {"kv_unified": True},
-        "ik_llama.cpp has no option like llama.cpp's -kvu: each slot has its",
-    ),
-    "tensors split by a fork": (IK, {"split_mode": "tensor"}, "-sm tensor: plan with -sm layer; its own -sm graph"),
-    "n-grams": (
-        OLLAMA,
-        {"spec_type": ("ngram-mod",)},
-        "--spec-type is an option of llama-server, but the plan is for ollama",
-    ),
-}
 
-
-@cases(LACKS)
+@cases(
+    stored("programs", "lacks")
+    | {
+        "n-grams": (
+            OLLAMA,
+            {"spec_type": ("ngram-mod",)},
+            "--spec-type is an option of llama-server, but the plan is for ollama",
+        ),
+    }
+)
 def test_what_a_program_cannot_be_told(program: str, words: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         Ask.of({"program": program, **words})  # type: ignore[typeddict-item]
@@ -348,13 +319,7 @@ def model_of(architecture: str, n_ctx_train: int = 8192, size: int = 1 << 30) ->
 @named_cases(
     ("nothing", OLLAMA, "llama", {}, {}),
     ("one slot", OLLAMA, "qwen35moe", {}, {"n_seq_max": 1}),
-    (
-        "two slots where there is one",
-        OLLAMA,
-        "qwen35moe",
-        {"n_seq_max": 2},
-        "one slot for qwen35moe models: leave -np 2",
-    ),
+    ("two slots instead of one", OLLAMA, "qwen35moe", {"n_seq_max": 2}, "one slot for qwen35moe models: leave -np 2"),
     ("the trained context of each slot", OLLAMA, "llama", {"n_seq_max": 2, "n_ctx": 16384}, {}),
     ("more than the trained context", OLLAMA, "llama", {"n_ctx": 8193}, "at the 8192 tokens .*: give -c 8192 or less"),
     ("large images", OLLAMA, "qwen2vl", {"mmproj": "p"}, {"image_min_tokens": 1024}),
@@ -404,9 +369,7 @@ def test_images_are_where_ollama_has_them() -> None:
     cuts=st.lists(st.floats(0, 1), max_size=7),
     first=st.integers(0, 3),
 )
-def test_ik_llama_cuts_layers_of_any_size_as_planned(
-    sizes: list[int], compute: int, cuts: list[float], first: int
-) -> None:
+def test_ik_llama_cuts_layers_of_any_size_so(sizes: list[int], compute: int, cuts: list[float], first: int) -> None:
     """Layers that differ by a factor of a few thousand may be too small for the numbers that it adds in."""
     sizes = [max(size, (sum(sizes) + 8 * compute) >> 16) for size in sizes]
     bounds = [first, *sorted(first + round(part * (len(sizes) - first)) for part in cuts), len(sizes)]

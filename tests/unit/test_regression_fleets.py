@@ -9,7 +9,7 @@ import pytest
 from fitter.errors import UsageError
 from fitter.planning.fleet.residency import Member
 from fitter.regression.fleets import read_fleet, requests_in
-from tests.support.cases import cases
+from tests.support.cases import cases, stored
 
 CASES = """
 [cases.chat]
@@ -84,75 +84,7 @@ def test_a_preset_has_some_names_in_another_form(tmp_path: Path) -> None:
     assert requests_in(tmp_path / "router.log", members) == ("all/a",)
 
 
-WRONG = {
-    "no fleet": ("", 'has no fleet: add [fleet] with goal = "time"'),
-    "an unknown key": ("[fleet]\ngaol = 1\n", "unknown key 'gaol' in fleet: did you mean goal?"),
-    "an unknown goal": ('[fleet]\ngoal = "fun"\n', "fleet.goal is 'fun': choose from time, resident, alone"),
-    "a case that is not there": (
-        '[fleet]\ncases = ["chat", "chta"]\n',
-        "fleet.cases names 'chta', but there is no [cases.chta]: add it, or leave it out",
-    ),
-    "a case twice": (
-        '[fleet]\ncases = ["chat", "chat"]\n',
-        "fleet.cases names 'chat' twice: a fleet has one model of a name",
-    ),
-    "cases that are no list": (
-        '[fleet]\ncases = "chat"\n',
-        'fleet.cases is \'chat\': give a list of cases, such as ["chat", "embed"]',
-    ),
-    "a model that is not there": (
-        "[fleet.models.chta]\nshare = 1\n",
-        "fleet.models.chta is no model of the fleet: there are chat, coder, embed",
-    ),
-    "a share below 0": (
-        "[fleet.models.chat]\nshare = -1\n",
-        "fleet.models.chat.share is -1: give a number, such as 3 or 0.6",
-    ),
-    "a share that is true": (
-        "[fleet.models.chat]\nshare = true\n",
-        "fleet.models.chat.share is true: give a number, such as 3 or 0.6",
-    ),
-    "an endless share": (
-        "[fleet.models.chat]\nshare = inf\n",
-        "fleet.models.chat.share is inf: give a number, such as 3 or 0.6",
-    ),
-    "no share at all": (
-        "[fleet]\n" + "".join(f"[fleet.models.{name}]\nshare = 0\n" for name in ("chat", "coder", "embed")),
-        "fleet.models gives every model a share of 0: nothing would be asked for",
-    ),
-    "resident as a text": (
-        '[fleet.models.chat]\nresident = "yes"\n',
-        "fleet.models.chat.resident is 'yes': give true or false",
-    ),
-    "never with nobody": (
-        '[fleet.models.chat]\nnever_with = ["dog"]\n',
-        "fleet.models.chat.never_with names 'dog', which is no model of the fleet: there are chat, coder, embed",
-    ),
-    "a disk without a unit": (
-        "[fleet]\ndisk_bandwidth = 3\n",
-        'fleet.disk_bandwidth is 3: give a text such as "3.4GB/s"',
-    ),
-    "a disk that is none": (
-        '[fleet]\ndisk_bandwidth = "fast"\n',
-        "fleet.disk_bandwidth: 'fast' is not a bandwidth: write a number and a unit, such as 60GB/s or 56GiB/s",
-    ),
-    "a share beside a log": (
-        '[fleet]\nlog = "x.log"\n[fleet.models.chat]\nshare = 1\n',
-        "fleet.models.chat.share is given, and fleet.log has the requests: leave one of them out",
-    ),
-    "fewer than one in a row": (
-        "[fleet]\nin_a_row = 0.5\n",
-        "fleet.in_a_row is 0.5: give a number of requests, such as 6",
-    ),
-    "requests in a row beside a log": (
-        '[fleet]\nlog = "x.log"\nin_a_row = 6\n',
-        "fleet.in_a_row is given, and fleet.log has the requests: leave one of them out",
-    ),
-    "a fleet that is a number": ("fleet = 3\n", "fleet must be a table: write [fleet] above its keys"),
-}
-
-
-@cases(WRONG)
+@cases(stored("regression_fleets", "wrong"))
 def test_what_is_wrong_is_said_in_one_line(text: str, message: str, tmp_path: Path) -> None:
     path = written(tmp_path, "", text + CASES) if text.startswith("fleet =") else written(tmp_path, text)
     with pytest.raises(UsageError) as error:
