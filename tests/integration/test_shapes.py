@@ -41,9 +41,9 @@ from tests.integration.test_quantizations import Snapshot, read, snapshots
 from tests.support import ranges
 from tests.support.cases import cases, named_cases
 from tests.support.real_cards import DATA as REAL
-from tests.unit.test_shapes import WEIGHTS
-from tools.comparisons.cuda_reference import DATA as CUDA
-from tools.models import shapes
+from tests.unit.test_shapes import WEIGHTS, config_of
+from tools import shapes
+from tools.cuda_reference import DATA as CUDA
 
 __all__ = ["snapshots"]
 
@@ -101,7 +101,8 @@ def sample() -> list[Any]:
         kinds = (header.architecture, str(header.number("nextn_predict_layers")))
         found.append(pytest.param(header, marks=[pytest.mark.slow] if kinds in seen else [], id=name))
         seen.add(kinds)
-    return found + [pytest.param(header_of(config, name), id=name) for name, (config, *_) in WEIGHTS.items()]
+    known = ((name, config_of(of, changes)) for name, (of, changes, *_) in WEIGHTS.items())
+    return found + [pytest.param(header_of(config, name), id=name) for name, config in known]
 
 
 @pytest.mark.parametrize("header", sample())

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +33,13 @@ from fitter.model.shapes.catalogue import (
 )
 from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.mapping import header_of as mapped
-from fitter.storage import parse_toml
-from tests.support.cases import cases
+from fitter.model.shapes.shape_addresses import Wanted, as_converted, beside, named, note, wanted
+from fitter.storage.data_files import parse_toml
+from tests.support.cases import cases, named_cases, stored
 from tests.support.converted import digest, trunk
 
 ROOT = Path(__file__).resolve().parents[2]
 CONVERTED: dict[str, Any] = parse_toml((ROOT / "tests" / "data" / "shapes" / "converted.toml").read_text("utf-8"))
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "vocab_size": 100,
-}
 
 
 # --- addresses
@@ -103,18 +97,9 @@ def test_a_config_is_relative_to_the_file_that_names_it(tmp_path: Path) -> None:
 
 
 def test_an_option_takes_an_address_too() -> None:
-    words = [
-        ("shape", "x:Q8_0"),
-        ("shape", "shape://x:Q8_0"),
-        ("config", "config://c.json"),
-        ("config", "hf://org/repo"),
-    ]
-    assert [named(scheme, text) for scheme, text in words] == [
-        "shape://x:Q8_0",
-        "shape://x:Q8_0",
-        "config://c.json",
-        "config://hf://org/repo",
-    ]
+    assert named("shape", "x:Q8_0") == named("shape", "shape://x:Q8_0") == "shape://x:Q8_0"
+    assert named("config", "config://c.json") == "config://c.json"
+    assert named("config", "hf://org/repo") == "config://hf://org/repo"
     # a path that begins so
     assert named("config", "shape://x") == "config://shape://x"
 
@@ -161,9 +146,7 @@ def test_a_header_is_what_gguf_reads(tmp_path: Path) -> None:
     read_back = {key: field.contents() for key, field in found.fields.items() if not key.startswith("GGUF.")}
     assert read_back == metadata | {"a.n": [1, 2]}
     assert found.fields["a.n"].types[-1] == GGUFValueType.UINT64
-    read = [
-        (each.name, tuple(map(int, each.shape)), each.tensor_type.name.lower(), each.n_bytes) for each in found.tensors
-    ]
+    read = [(e.name, tuple(map(int, e.shape)), e.tensor_type.name.lower(), e.n_bytes) for e in found.tensors]
     assert read == [(each.name, each.shape, each.type, each.bytes) for each in tensors]
     assert path.stat().st_size == len(header_of(metadata, tensors)) + data_bytes(tensors)
     assert len(header_of(metadata, tensors)) % 32 == 0
@@ -274,10 +257,7 @@ def test_a_reranker_has_a_head() -> None:
     made, plain = mapped(config, "x"), mapped({**config, "_name_or_path": "Qwen/Qwen3-0.6B"}, "x")
     head = Tensor("cls.output.weight", (1024, 2), "bf16")
     assert made.tensors == [*plain.tensors, head]
-    assert made.metadata == plain.metadata | {
-        "qwen3.pooling_type": 4,
-        "qwen3.classifier.output_labels": ["yes", "no"],
-    }
+    assert made.metadata == plain.metadata | {"qwen3.pooling_type": 4, "qwen3.classifier.output_labels": ["yes", "no"]}
     # the converter knows it by the name of its folder, too
     assert mapped({**config, "_name_or_path": "x"}, "Qwen3-Reranker-4B/config.json").tensors == made.tensors
     config = published_shape("bge-reranker-v2-m3").config
@@ -326,9 +306,7 @@ def test_what_is_left_out_is_transformers_default() -> None:
     assert made.number("embedding_length") == 4096 and made.number("attention.head_count_kv") == 8
     assert made.metadata["llama.rope.freq_base"] == 10000.0
     assert mapped({"architectures": ["Starcoder2ForCausalLM"]}, "x").tensors[0].name == "token_embd.weight"
-    assert not any(
-        each.name == "output.weight" for each in mapped({"architectures": ["Starcoder2ForCausalLM"]}, "x").tensors
-    )
+    assert not any(e.name == "output.weight" for e in mapped({"architectures": ["Starcoder2ForCausalLM"]}, "x").tensors)
 
 
 def test_null_is_not_the_default() -> None:
@@ -337,268 +315,92 @@ def test_null_is_not_the_default() -> None:
     assert made.number("attention.head_count_kv") == 32
 
 
-CONFIGS: dict[str, dict[str, Any]] = json.loads(
-    (ROOT / "tests" / "data" / "configs" / "classes.json").read_text("utf-8")
-)
+CONFIGS: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/data/configs/classes.json").read_text("utf-8"))
 """Hyperparameters as published, of models that are not in the catalogue, by class."""
-NEXT, HUNYUAN, HUNYUAN_MOE = (CONFIGS[name] for name in ("NEXT", "HUNYUAN", "HUNYUAN_MOE"))
-GRANITE, CODESTRAL, APERTUS = (CONFIGS[name] for name in ("GRANITE", "CODESTRAL", "APERTUS"))
-ARCEE, DEVSTRAL, QWEN_VL, SHARED = (CONFIGS[name] for name in ("ARCEE", "DEVSTRAL", "QWEN_VL", "SHARED"))
-WEIGHTS: dict[str, tuple[dict[str, Any], str, int]] = {
-    # by the repository's own index of safetensors
-    "Qwen3-Coder-Next": (NEXT | {"mtp_num_hidden_layers": 0}, "qwen3next", 79_674_391_296),
-    # these by the converter, asked as tests.support.converted does
-    "Qwen3-Next-80B-A3B without the layer that transformers leaves out": (
-        NEXT | {"mtp_num_hidden_layers": 1},
-        "qwen3next",
-        81_324_862_720,
-    ),
-    "Hunyuan-7B-Instruct": (HUNYUAN, "hunyuan-dense", 7_504_568_320),
-    "Hunyuan-A13B-Instruct": (HUNYUAN_MOE, "hunyuan-moe", 80_393_183_232),
-    "Apertus-8B-Instruct-2509": (APERTUS, "apertus", 8_053_338_176),
-    "AFM-4.5B": (ARCEE, "arcee", 4_619_184_640),
-    "Devstral-2-123B-Instruct-2512": (DEVSTRAL, "mistral3", 125_025_988_608),
-    "Qwen2.5-VL-7B-Instruct": (QWEN_VL, "qwen2vl", 7_615_616_512),
-    "Granite with shared experts": (SHARED, "granitemoe", 6_370_887_168),
-    "Granite 4.0 Micro": (GRANITE, "granite", 3_402_836_480),
-    "its layers with experts": (
-        GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 512},
-        "granitemoe",
-        4_032_391_680,
-    ),
-    # https://mistral.ai/news/codestral-mamba
-    "Codestral Mamba": (CODESTRAL, "mamba2", 7_285_403_648),
-}
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_a_config_has_as_many_weights_as_are_known(name: str) -> None:
-    config, architecture, parameters = WEIGHTS[name]
-    made = mapped(config, "x")
+def config_of(name: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The hyperparameters of a class or of a shape in the catalogue, or of none, with others in place of some."""
+    known = CONFIGS.get(name) or catalogue.published(name).config if name else {}
+    return dict(known) | dict(changes or {})
+
+
+WEIGHTS: dict[str, tuple[Any, ...]] = stored("shapes", "weights")
+
+
+@cases(WEIGHTS)
+def test_a_config_has_the_known_weights(of: str, changes: dict[str, Any], architecture: str, parameters: int) -> None:
+    made = mapped(config_of(of, changes), "x")
     assert (made.architecture, made.parameters) == (architecture, parameters)
 
 
 def test_metadata_beyond_the_dimensions() -> None:
     """What llama.cpp reads of no other model."""
-    assert mapped(APERTUS, "x").metadata["xielu.beta"] == [0.5] * 32
-    assert mapped(QWEN_VL, "x").metadata["qwen2vl.rope.dimension_sections"] == [16, 24, 24, 0]
-    made = mapped(DEVSTRAL, "x").metadata
+    assert mapped(CONFIGS["APERTUS"], "x").metadata["xielu.beta"] == [0.5] * 32
+    assert mapped(CONFIGS["QWEN_VL"], "x").metadata["qwen2vl.rope.dimension_sections"] == [16, 24, 24, 0]
+    made = mapped(CONFIGS["DEVSTRAL"], "x").metadata
     assert made["mistral3.attention.temperature_scale"] == 0.0 and made["mistral3.rope.scaling.factor"] == 64.0
-    made = mapped(HUNYUAN_MOE, "x").metadata
+    made = mapped(CONFIGS["HUNYUAN_MOE"], "x").metadata
     names = ("count", "used_count", "shared_count", "feed_forward_length", "shared_feed_forward_length")
     assert [made[f"hunyuan-moe.expert_{name}"] for name in names] == [64, 8, 1, 3072, 3072]
 
 
 def test_hunyuan_stretches_rope_by_its_base() -> None:
     """10000 * 1000 ** (128 / 126), and the context that the converter writes for it."""
-    made = mapped(HUNYUAN | {"max_position_embeddings": 32768}, "x")
+    made = mapped(config_of("HUNYUAN", {"max_position_embeddings": 32768}), "x")
     assert made.metadata["hunyuan-dense.rope.freq_base"] == pytest.approx(11158839.9251)
     assert made.number("context_length") == 262144
     assert made.metadata["hunyuan-dense.rope.scaling.type"] == "none"
 
 
-PUBLISHED_TOO: dict[str, dict[str, Any]] = {
-    "ernie-4.5-21b-a3b": {
-        "is_quantized": False,
-        "moe_capacity": [64, 64, 64],
-        "moe_gate": "topk",
-        "moe_use_aux_free": True,
-        "num_nextn_predict_layers": 1,
-        "use_rmsnorm": True,
-    },
-    "gemma-3n-e4b": {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256},
-    "lfm2-1.2b": {"block_out_init_scale": 1.0},
-    "mamba-130m": {"mixer_rms_eps": 1e-6},
-    "bge-small-en-v1.5": {"export_model_type": "transformer"},
-    "minimax-m2.5": {
-        "layernorm_full_attention_beta": 1.0,
-        "layernorm_linear_attention_beta": 1.0,
-        "layernorm_mlp_beta": 1.0,
-        "mlp_intermediate_size": 8192,
-        "shared_moe_mode": "sigmoid",
-    },
-    "modernbert-base": {
-        "classifier_bias": True,
-        "deterministic_flash_attn": True,
-        "gradient_checkpointing": True,
-        "position_embedding_type": "absolute",
-    },
-    "qwen2.5-7b": {"dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192}},
-}
-"""Keys of other models of a class, or of the whole file, that change no tensor."""
-
-
-@pytest.mark.parametrize("name", PUBLISHED_TOO)
-def test_what_changes_nothing_is_taken(name: str) -> None:
-    published = published_shape(name).config
-    made, other = mapped(published, name), mapped({**published, **PUBLISHED_TOO[name]}, name)
+@cases(stored("shapes", "published_too"))
+def test_what_changes_nothing_is_taken(name: str, too: dict[str, Any]) -> None:
+    made, other = mapped(config_of(name), name), mapped(config_of(name, too), name)
     assert (other.tensors, other.metadata) == (made.tensors, made.metadata)
 
 
 UNKNOWN = "which fitter cannot tell the tensors of: give a GGUF file of the model instead"
-REFUSED = {
-    "no object": ("[1]", "has no object: give the config.json of a model"),
-    "no JSON": ("{", "is not JSON: give the config.json of a model"),
-    "deep": ("[" * 100_000, "is not JSON: give the config.json of a model"),
-    "no architectures": ({}, "has no list of architectures: give the config.json of a model"),
-    "unknown": (
-        {"architectures": ["FooForCausalLM"]},
-        "is of a FooForCausalLM, which fitter does not know the tensors of: give a GGUF file of the model instead",
-    ),
-    "nearly known": (
-        {"architectures": ["LlamaForCausaLM"]},
-        "is of a LlamaForCausaLM, which fitter does not know the tensors of; the nearest that it knows is "
-        "LlamaForCausalLM: give a GGUF file of the model instead",
-    ),
-    "a thousand million layers": (
-        LLAMA | {"num_hidden_layers": 10**9},
-        "has num_hidden_layers 1000000000: give a whole number from 1 to 512",
-    ),
-    "a text": (LLAMA | {"hidden_size": "64"}, "has hidden_size '64': give a whole number from 1 to 2147483647"),
-    "negative": (LLAMA | {"hidden_size": -64}, "has hidden_size -64: give a whole number from 1 to 2147483647"),
-    "true": (LLAMA | {"vocab_size": True}, "has vocab_size True: give a whole number from 1 to 2097152"),
-    "not whole": (LLAMA | {"vocab_size": 1.5}, "has vocab_size 1.5: give a whole number from 1 to 2097152"),
-    "infinite": (LLAMA | {"rms_norm_eps": float("inf")}, "has rms_norm_eps inf: give a number"),
-    "huge": (
-        LLAMA | {"hidden_size": 2**31 - 4, "head_dim": 64},
-        "makes a model of 6.5e+12 weights: give the dimensions of a real model",
-    ),
-    "rope": (LLAMA | {"rope_scaling": {"type": "ntk", "factor": 2}}, f"has a rope scaling of type 'ntk', {UNKNOWN}"),
-    "rope is a list": (LLAMA | {"rope_scaling": [1]}, "has rope_scaling [1]: give an object"),
-    "unknown key": (
-        LLAMA | {"expert_layers": 3},
-        "has expert_layers, and fitter does not know whether that changes the tensors of a LlamaForCausalLM: leave it "
-        "out if it does not",
-    ),
-    "activation": (
-        LLAMA | {"hidden_act": "xielu"},
-        "has hidden_act 'xielu', which fitter cannot tell the tensors of: give a GGUF file of the model instead",
-    ),
-    "packed": (
-        LLAMA | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
-        f"has weights in NVFP4, {UNKNOWN}",
-    ),
-    "heads": (LLAMA | {"num_key_value_heads": 3}, "has 4 heads for 3 heads of keys: give a multiple"),
-    "size of a head": (
-        LLAMA | {"hidden_size": 66},
-        "has a hidden_size of 66 for 4 heads: give a multiple, or a head_dim",
-    ),
-    "window": (
-        LLAMA | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True},
-        "has use_sliding_window true, which fitter cannot tell the tensors of: give a GGUF file of the model instead",
-    ),
-    "layers for multi-token prediction": (
-        NEXT,
-        "does not say how many layers for multi-token prediction its weights have: add mtp_num_hidden_layers, 1 if "
-        "there are tensors named mtp, as in Qwen3-Next-80B-A3B, and otherwise 0",
-    ),
-    "a rope that is stretched from elsewhere": (
-        HUNYUAN | {"rope_theta": 500000.0},
-        f"has a rope scaling of type 'dynamic' from 500000 for 262144 positions, {UNKNOWN}",
-    ),
-    "experts that differ between layers": (
-        HUNYUAN_MOE | {"moe_topk": [8] * 31 + [4]},
-        f"has a moe_topk that differs between layers, {UNKNOWN}",
-    ),
-    "more shared experts": (
-        HUNYUAN_MOE | {"num_shared_expert": 2},
-        f"has 2 shared experts and 8 used ones of 64, {UNKNOWN}",
-    ),
-    "stretched without end": (
-        HUNYUAN | {"rope_scaling": {"type": "dynamic", "alpha": 1e29}},
-        "has alpha 1e+29 in its rope_scaling: give a number from 1 to 1000000",
-    ),
-    "positions of images": (QWEN_VL | {"rope_scaling": None}, "has no mrope_section in its rope_scaling: add it"),
-    "norms after": (APERTUS | {"post_norm": True}, f"has post_norm True, {UNKNOWN}"),
-    "heads of a delta net": (
-        NEXT | {"mtp_num_hidden_layers": 0, "linear_num_value_heads": 31},
-        "has 31 linear_num_value_heads for 16 linear_num_key_heads: give a multiple",
-    ),
-    "a window in the last layer": (
-        dict(published_shape("gemma-4-31b").config) | {"layer_types": ["sliding_attention"] * 60},
-        f"has a window in its last layer, {UNKNOWN}",
-    ),
-    "shared keys": (HUNYUAN | {"use_cla": True}, f"has use_cla True, {UNKNOWN}"),
-    "words that are not padded": (
-        dict(published_shape("mamba-130m").config) | {"vocab_size": 50277, "pad_vocab_size_multiple": 8},
-        "has a vocab_size that is no multiple of pad_vocab_size_multiple: give the padded one",
-    ),
-    "another width of a state": (CODESTRAL | {"intermediate_size": 8191}, f"has intermediate_size 8191, {UNKNOWN}"),
-    "no shared experts": (
-        GRANITE | {"shared_intermediate_size": 0},
-        "has intermediate_size 0: give a whole number from 1 to 2147483647",
-    ),
-    "gated otherwise": (
-        dict(published_shape("gemma-3n-e4b").config) | {"hidden_activation": "silu"},
-        f"has hidden_activation 'silu', {UNKNOWN}",
-    ),
-    "layers": (
-        LLAMA | {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 8, "layer_types": ["full_attention"]},
-        "has 1 layer_types for 2 layers: give one for each",
-    ),
-    "kind of layer": (
-        LLAMA | {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 8, "layer_types": ["full_attention", "new"]},
-        "has a layer of type 'new', which fitter cannot tell the tensors of: give a GGUF file of the model instead",
-    ),
-    "words": (LLAMA | {"vocab_size": 2**21 + 1}, "has vocab_size 2097153: give a whole number from 1 to 2097152"),
-    "positions": (
-        LLAMA | {"max_position_embeddings": 2**24 + 1},
-        "has max_position_embeddings 16777217: give a whole number from 1 to 16777216",
-    ),
-    "a thousand million layers that follow": (
-        dict(published_shape("deepseek-v3.2").config) | {"num_nextn_predict_layers": 10**9},
-        "has num_nextn_predict_layers 1000000000: give a whole number from 0 to 451",
-    ),
-    "the same of others": (
-        dict(published_shape("qwen3.5-27b").config) | {"mtp_num_hidden_layers": 449},
-        "has mtp_num_hidden_layers 449: give a whole number from 0 to 448",
-    ),
-    "a number among numbers": (
-        dict(published_shape("lfm2-1.2b").config) | {"full_attn_idxs": [10**400]},
+
+
+@cases(stored("shapes", "refused"))
+def test_what_is_wrong_or_not_known_is_said(of: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError) as error:
+        mapped(config_of(of, changes), "config.json")
+    assert str(error.value) == f"config.json {message}"
+
+
+@named_cases(
+    ("no object", "[1]", "has no object: give the config.json of a model"),
+    ("no JSON", "{", "is not JSON: give the config.json of a model"),
+    ("deep", "[" * 100_000, "is not JSON: give the config.json of a model"),
+    ("images", config_of("QWEN_VL", {"rope_scaling": None}), "has no mrope_section in its rope_scaling: add it"),
+    (
+        "a number among numbers",
+        config_of("lfm2-1.2b", {"full_attn_idxs": [10**400]}),
         f"has full_attn_idxs [1{'0' * 57}…: give a list of numbers",
     ),
-    "a number for a list": (
-        dict(published_shape("minimax-m2.5").config) | {"attn_type_list": -1},
-        "has attn_type_list -1: give a list of numbers",
-    ),
-    "a list for a number": (
-        dict(published_shape("phi-4-mini").config) | {"rope_scaling": {"original_max_position_embeddings": [1]}},
-        "has original_max_position_embeddings [1]: give a whole number from 1 to 2147483647",
-    ),
-    "sections of rope": (
-        dict(published_shape("qwen3-vl-2b").config) | {"rope_scaling": {"mrope_section": [8, -1]}},
-        "has mrope_section -1: give a whole number from 0 to 2147483647",
-    ),
-    "no letter": (
-        dict(published_shape("exaone-4.0-32b").config) | {"layer_types": None, "sliding_window_pattern": ""},
+    (
+        "no letter",
+        config_of("exaone-4.0-32b", {"layer_types": None, "sliding_window_pattern": ""}),
         f"has a sliding_window without layer_types, {UNKNOWN}",
     ),
-    "no rank": (
-        dict(published_shape("glm-5").config) | {"q_lora_rank": 0},
-        "has q_lora_rank 0: give a whole number from 1 to 2147483647",
+    (
+        "a window in the last layer",
+        config_of("gemma-4-31b", {"layer_types": ["sliding_attention"] * 60}),
+        f"has a window in its last layer, {UNKNOWN}",
     ),
-    "nothing in a tensor": (
-        dict(published_shape("exaone-4.0-32b").config) | {"head_dim": 1},
-        "makes a tensor rope_freqs.weight of 0 weights: give the dimensions of a real model",
+    (
+        "experts that differ between layers",
+        config_of("HUNYUAN_MOE", {"moe_topk": [8] * 31 + [4]}),
+        f"has a moe_topk that differs between layers, {UNKNOWN}",
     ),
-    "less than nothing": (
-        dict(published_shape("lfm2-1.2b").config) | {"block_ffn_dim_multiplier": -1},
-        "makes a tensor blk.0.ffn_gate.weight of 2048 x -8192 weights: give the dimensions of a real model",
-    ),
-    "objects in objects": (
-        json.dumps(LLAMA)[:-1] + f', "rope_scaling": {"[" * 101}{"]" * 101}}}',
+    (
+        "objects in objects",
+        json.dumps(config_of("LLAMA"))[:-1] + f', "rope_scaling": {"[" * 101}{"]" * 101}}}',
         "has objects in more than 100 others: give the config.json of a model",
     ),
-    "text_config": (
-        {**LLAMA, "text_config": 3},
-        "has a text_config that is no object: give the config.json of a model",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_or_not_known_is_one_line(case: str, tmp_path: Path) -> None:
-    document, message = REFUSED[case]
+)
+def test_what_is_wrong_or_not_known_is_one_line(document: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     with pytest.raises(ModelError) as error:
