@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.cases import cases
+from tests.support.cases import cases, stored_rows
 
 
 def ask(how: str, words: str = "", index: str = "") -> subprocess.CompletedProcess[str]:
@@ -17,36 +17,7 @@ def ask(how: str, words: str = "", index: str = "") -> subprocess.CompletedProce
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-@cases(
-    ("fitter lo", 1, ["plain,lock", "file,lo"]),
-    ("fitter ver", 1, ["plain,verify", "file,ver"]),
-    ("fitter --ctx", 1, ["plain,--ctx-checkpoints", "plain,--ctx-size"]),
-    ("fitter m.gguf --ctx", 2, ["plain,--ctx-checkpoints", "plain,--ctx-size"]),
-    ("fitter m.gguf -ctk q8", 3, ["plain,q8_0"]),
-    ("fitter m.gguf -fa o", 3, ["plain,on", "plain,off"]),
-    ("fitter m.gguf -t 8 --ctx", 4, ["plain,--ctx-checkpoints", "plain,--ctx-size"]),
-    ("fitter m.gguf -cram 8 --ctx", 4, ["plain,--ctx-checkpoints", "plain,--ctx-size"]),
-    ("fitter fit mod", 2, ["file,mod"]),
-    ("fitter m.gguf -md dra", 3, ["file,dra"]),
-    ("fitter -m mod", 2, ["file,mod"]),
-    ("fitter verify --pl", 2, ["plain,--plan"]),
-    ("fitter nothing-of --the-ki", 2, []),
-    ("fitter m.gguf --gpu rtx-3090", 3, ["plain,rtx-3090", "plain,rtx-3090-ti"]),
-    ("fitter m.gguf --gpu RTX-3090-", 3, ["plain,rtx-3090-ti"]),
-    ("fitter m.gguf --gpu rtx-4090,rtx-3090-", 3, ["plain,rtx-4090,rtx-3090-ti"]),
-    ("fitter m.gguf --gpu 2xrtx-3090-", 3, ["plain,2xrtx-3090-ti"]),
-    ("fitter m.gguf --gpu rtx-4090+12*rtx-3090-", 3, ["plain,rtx-4090+12*rtx-3090-ti"]),
-    ("fitter devices --gpu non", 3, ["plain,none"]),
-    ("fitter devices --gpu 2xnon", 3, []),
-    ("fitter explore m.gguf --gpu rtx-3090-", 4, ["plain,rtx-3090-ti"]),
-    ("fitter --shape gpt-oss", 2, ["plain,gpt-oss-120b", "plain,gpt-oss-20b"]),
-    ("fitter explore --shape gpt-oss-2", 3, ["plain,gpt-oss-20b"]),
-    ("fitter --shape gpt-oss-20b:q4_k", 2, ["plain,gpt-oss-20b:Q4_K_M", "plain,gpt-oss-20b:Q4_K_S"]),
-    ("fitter quants m.gguf --type Q4_K_M,q5_k", 4, ["plain,Q4_K_M,Q5_K_M", "plain,Q4_K_M,Q5_K_S"]),
-    ("fitter explore m.gguf --type MX", 4, ["plain,MXFP4_MOE"]),
-    ("fitter check --ca", 2, ["plain,--cases"]),
-    ("fitter check --fi", 2, []),
-)
+@cases(*stored_rows("cli_completion", "bash_completes"))
 def test_bash_completes(words: str, index: int, expected: list[str]) -> None:
     done = ask("bash_complete", words, str(index))
     assert (done.returncode, done.stderr) == (0, "")

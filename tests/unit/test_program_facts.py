@@ -15,51 +15,16 @@ import pytest
 from fitter.errors import UsageError
 from fitter.llama.types import LlamaCpp
 from fitter.programs import facts as facts_of
-from fitter.programs.facts import DRAFTS, OPTIONS, Facts, data, parse, with_defaults
-from tests.support.cases import named_cases
+from fitter.programs import program_help
+from fitter.programs.facts import Facts, data, with_defaults
+from tests.support.cases import cases, named_cases, stored
 
 
 def build(ggml: str) -> LlamaCpp:
     return LlamaCpp("", ggml, "", "", "", "")
 
 
-@named_cases(
-    ("slots of a server", "llama-server", "0.25.3", "n_parallel", 4),
-    ("slots of llama-cli, which is a server", "llama-cli", "0.25.3", "n_parallel", 1),
-    ("one cache for slots that were not asked for", "llama-server", "0.25.3", "kv_unified", True),
-    ("a cache each for slots that were", "llama-server", "0.25.3", "kv_unified_of_slots", False),
-    ("llama-cli has one slot and no shared cache", "llama-cli", "0.25.3", "kv_unified", False),
-    ("a small step before", "llama-server", "0.15.1", "checkpoint_min_step", 256),
-    ("a small step between two releases that were read", "llama-server", "0.19.9", "checkpoint_min_step", 256),
-    ("a large step", "llama-server", "0.20.0", "checkpoint_min_step", 8192),
-    ("a version with something behind it", "llama-server", "0.20.0-dev", "checkpoint_min_step", 8192),
-    ("llama-cli inherits by version", "llama-cli", "0.15.1", "checkpoint_min_step", 256),
-    ("older than all that are known", "llama-server", "0.9.0", "checkpoint_min_step", 256),
-    ("no version: the newest", "llama-server", "", "checkpoint_min_step", 8192),
-    ("an option that came later", "llama-server", "0.20.0", "has_kv_unified_per_slot", False),
-    ("the same, later", "llama-server", "0.26.0", "has_kv_unified_per_slot", True),
-    ("not in llama-cli", "llama-cli", "0.26.0", "has_kv_unified_per_slot", False),
-    ("a micro batch for drafting, before b11669", "llama-server", "0.26.0", "has_n_ubatch_draft", False),
-    ("from b11669 on", "llama-cli", "0.27.0", "has_n_ubatch_draft", True),
-    ("not in Ollama", "ollama", "0.27.0", "has_n_ubatch_draft", False),
-    ("not in ik_llama", "ik_llama", "0.27.0", "has_n_ubatch_draft", False),
-    ("a load mode, by whichever name", "llama-server", "0.13.1", "has_load_mode", True),
-    ("a load mode that was not read of older ones", "llama-bench", "0.20.0", "has_load_mode", False),
-    ("no load mode for any program", "any", "0.26.0", "has_load_mode", False),
-    ("outputs of a server", "llama-server", "0.13.1", "sets_outputs", True),
-    ("outputs of llama-bench", "llama-bench", "0.25.3", "sets_outputs", False),
-    ("no cache of prompts in llama-bench", "llama-bench", "0.25.3", "cache_ram_mib", 0),
-    ("any program has the library's batch", "any", "0.25.3", "n_batch", 2048),
-    ("llama-cpp-python has a smaller one", "llama-cpp-python", "0.25.3", "n_batch", 512),
-    ("ik_llama keeps prompts", "ik_llama", "0.25.3", "cache_ram_mib", 8192),
-    ("ik_llama's own step", "ik_llama", "0.25.3", "checkpoint_min_step", 512),
-    ("Ollama keeps prompts as its llama-server", "ollama", "0.25.3", "cache_ram_mib", 8192),
-    ("Ollama has one slot", "ollama", "0.25.3", "n_parallel", 1),
-    ("inputs in several batches", "llama-server", "0.20.0", "split_poolings", ["last"]),
-    ("inputs of causal rerankers, too", "llama-server", "0.25.3", "split_poolings", ["last", "rank"]),
-    ("not in llama-cpp-python", "llama-cpp-python", "0.25.3", "split_poolings", []),
-    ("tokens drafted", "llama-server", "0.25.3", "draft_n_max", 3),
-)
+@cases(stored("program_facts", "a_fact_of_a_version"))
 def test_a_fact_of_a_version(program: str, ggml: str, name: str, value: Any) -> None:
     assert getattr(facts_of(program, build(ggml)), name) == value
 
