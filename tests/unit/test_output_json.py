@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import jsonschema
 
 from fitter.llama.types import Array, DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.gpu_catalogue import CatalogueGpu, Sources
-from fitter.output.arguments import arguments
-from fitter.output.documents.checked_documents import CALIBRATION as CALIBRATION_DOCUMENT
+from fitter.output.documents.calibration_document import CALIBRATION as CALIBRATION_DOCUMENT
+from fitter.output.documents.device_documents import CATALOGUE, DEVICES, Catalogue, Devices
 from fitter.output.documents.document import dumps
 from fitter.output.documents.inspection_document import INSPECTION as INSPECTION_DOCUMENT
 from fitter.output.documents.listing_documents import CATALOGUE, DEVICES, Catalogue, Devices
@@ -17,150 +18,30 @@ from fitter.output.documents.plan_document import to_dict
 from fitter.planning.plan.plan import Alternative, Problem
 from fitter.planning.speed.cost import Workload
 from tests.support.answers import CALIBRATION, INSPECTION
-from tests.support.cases import cases
+from tests.support.cases import cases, document
 from tests.support.plans import GIB, MIB, make_plan, make_price
 from tools.docs.of_json import DOCUMENTS, keys, printed
 from tools.docs.of_json import document as document_schema
 
-USED = (2048 + 256 + 100) * MIB
-
 
 def test_a_plan_by_the_schema() -> None:
-    plan = make_plan(
-        Params(
-            n_ctx=4096,
-            n_gpu_layers=33,
-            tensor_split=(20.0, 13.0),
-            tensor_buft_overrides=(TensorBuftOverride("^blk.1.", "CPU"),),
-            devices=("CUDA0", "CUDA1"),
-        )
-    )
-    device = {
-        "total": 8 * GIB,
-        "free": 8 * GIB,
-        "margin": 1 * GIB,
-        "model": 2048 * MIB,
-        "context": 256 * MIB,
-        "compute": 100 * MIB,
-        "shared": 0,
-        "used": USED,
-        "left": 8 * GIB - USED,
-        "more_in_use": 0,
-    }
-    sizes = {"model": 2048 * MIB, "context": 256 * MIB, "compute": 100 * MIB}
-    expected = {
-        "schema": 1,
-        "fits": True,
-        "program": "any",
-        "model": {"path": "model.gguf", "name": "Model 8B", "architecture": "llama", "bytes": 4 * GIB},
-        "params": {
-            "n_ctx": 4096,
-            "n_gpu_layers": 33,
-            "tensor_split": [20.0, 13.0],
-            "tensor_buft_overrides": [{"pattern": "^blk.1.", "buffer_type": "CPU"}],
-            "n_batch": 2048,
-            "n_ubatch": 512,
-            "n_seq_max": 1,
-            "type_k": "f16",
-            "type_v": "f16",
-            "flash_attn": "auto",
-            "offload_kqv": True,
-            "op_offload": True,
-            "kv_unified": False,
-            "swa_full": False,
-            "embeddings": False,
-            "split_mode": "layer",
-            "main_gpu": 0,
-            "moe_cache_size": 0,
-            "devices": ["CUDA0", "CUDA1"],
-            "load_mtp": False,
-            "n_rs_seq": 0,
-            "n_outputs_max": 0,
-            "lora": [],
-            "load_mode": "auto",
-            "pooling_type": "model",
-            "kv_unified_per_slot": None,
-            "cache_ram": None,
-            "ctx_checkpoints": None,
-            "checkpoint_min_step": None,
-            "cache_idle_slots": True,
-            "reranking": False,
-            "backend_sampling": False,
-            "logits_all": False,
-        },
-        "own_split": [],
-        "arguments": arguments(plan),
-        "devices": [
-            {"name": "CUDA0", "description": "Card of CUDA0", **device},
-            {"name": "CUDA1", "description": "Card of CUDA1", **device},
-        ],
-        "host": {
-            "total": None,
-            "free": None,
-            "margin": 1 * GIB,
-            "model": 300 * MIB,
-            "context": 0,
-            "compute": 20 * MIB,
-            "shared": 0,
-            "later": 0,
-            "used": 320 * MIB,
-            "left": None,
-            "more_in_use": 0,
-        },
-        "pools": [],
-        "memory": [
-            {"buffer_type": "CUDA0", "device": "CUDA0", "is_host": False, **sizes, "reserved": None},
-            {"buffer_type": "CUDA1", "device": "CUDA1", "is_host": False, **sizes, "reserved": None},
-            {
-                "buffer_type": "CPU",
-                "device": None,
-                "is_host": True,
-                "model": 300 * MIB,
-                "context": 0,
-                "compute": 20 * MIB,
-                "reserved": None,
-            },
-        ],
-        "estimate": None,
-        "drafting": None,
-        "turns": None,
-        "explanation": {"choices": [], "bound": None},
-        "levers": [],
-        "shared": [],
-        "later": [],
-        "left_out": [],
-        "rpc": [],
-        "notes": [],
-        "llama_cpp": None,
-        "search": {"dummy_loads": 5, "shared_loads": 0, "seconds": 1.25, "cut_short": False},
-        "problems": [],
-        "alternatives": [],
-    }
-    document = to_dict(plan)
-    assert document == expected
-    # dict equality does not see the order, which is part of what is stable
-    assert json.dumps(document) == json.dumps(expected)
+    overrides = (TensorBuftOverride("^blk.1.", "CPU"),)
+    params = Params(4096, 33, tensor_split=(20.0, 13.0), tensor_buft_overrides=overrides, devices=("CUDA0", "CUDA1"))
+    # the order of the keys is part of what is stable
+    assert json.dumps(to_dict(make_plan(params))) == json.dumps(document("plan"))
 
 
 def test_the_estimate() -> None:
+    def estimate(**more: Any) -> Any:
+        return to_dict(make_plan(estimate=replace(make_price(full=more.pop("full", None)), **more)))["estimate"]
+
+    nothing = dict.fromkeys(("full_context", "input_tokens", "inputs_per_second"))
+    expected = {"prompt_tokens_per_second": 1240, "generation_tokens_per_second": 38.04, **nothing}
     assert to_dict(make_plan(levers=("no op_offload",)))["levers"] == ["no op_offload"]
-    assert to_dict(make_plan(estimate=make_price()))["estimate"] == {
-        "prompt_tokens_per_second": 1240,
-        "generation_tokens_per_second": 38.04,
-        "full_context": None,
-        "input_tokens": None,
-        "inputs_per_second": None,
-    }
-    of_texts = replace(make_price(), workload=Workload(310, 0))
-    assert to_dict(make_plan(estimate=of_texts))["estimate"] == {
-        "prompt_tokens_per_second": 1240,
-        "generation_tokens_per_second": None,
-        "full_context": None,
-        "input_tokens": 310,
-        "inputs_per_second": 4.001,
-    }
-    estimate = to_dict(make_plan(estimate=make_price(full=30.12345)))["estimate"]
-    assert estimate["full_context"] == {"tokens": 4096, "generation_tokens_per_second": 30.12}
+    assert estimate() == expected
+    of_texts = {"generation_tokens_per_second": None, "input_tokens": 310, "inputs_per_second": 4.001}
+    assert estimate(workload=Workload(310, 0)) == {**expected, **of_texts}
+    assert estimate(full=30.12345)["full_context"] == {"tokens": 4096, "generation_tokens_per_second": 30.12}
 
 
 def test_what_llama_cpp_chose_is_said_where_nobody_set_it() -> None:
@@ -171,11 +52,10 @@ def test_what_llama_cpp_chose_is_said_where_nobody_set_it() -> None:
 
 
 def test_a_plan_that_does_not_fit_says_where_and_by_how_much() -> None:
-    plan = make_plan(host_free=100 * MIB, problems=(Problem("host", 1244 * MIB, "too little"),))
-    document = to_dict(plan)
-    assert document["fits"] is False
-    assert document["problems"] == [{"device": "host", "missing": 1244 * MIB, "message": "too little"}]
-    assert document["host"]["left"] == -220 * MIB
+    written = to_dict(make_plan(host_free=100 * MIB, problems=(Problem("host", 1244 * MIB, "too little"),)))
+    assert written["fits"] is False
+    assert written["problems"] == [{"device": "host", "missing": 1244 * MIB, "message": "too little"}]
+    assert written["host"]["left"] == -220 * MIB
 
 
 def test_alternatives_of_a_plan() -> None:
@@ -195,61 +75,19 @@ def test_alternatives_of_a_plan() -> None:
 def test_devices() -> None:
     card = DeviceInfo("CUDA0", "Card", "gpu", "CUDA", 8 * GIB, 7 * GIB, virtual=True, buffer_type="CUDA0")
     host = DeviceInfo("CPU", "Processor", "cpu", "CPU", 32 * GIB, 30 * GIB)
-    assert DEVICES.write(Devices((card,), host)) == {
-        "schema": 1,
-        "devices": [
-            {
-                "name": "CUDA0",
-                "description": "Card",
-                "type": "gpu",
-                "backend": "CUDA",
-                "total": 8 * GIB,
-                "free": 7 * GIB,
-                "virtual": True,
-            }
-        ],
-        "host": {"description": "Processor", "total": 32 * GIB, "free": 30 * GIB},
-    }
+    assert DEVICES.write(Devices((card,), host)) == document("devices")
 
 
 def test_catalogue() -> None:
     sources = Sources("a page", "a log", None, "estimated", "a sheet", None, "a bus")
     card = CatalogueGpu("card-8gb", "Card", "cuda", 1210, 8 * GIB, None, 7 * GIB, sources, 1e12, None, 32e9)
-    assert CATALOGUE.write(Catalogue((card,))) == {
-        "schema": 1,
-        "gpus": [
-            {
-                "name": "card-8gb",
-                "description": "Card",
-                "profile": "cuda",
-                "compute_capability": "12.1",
-                "total": 8 * GIB,
-                "usable": None,
-                "free": 7 * GIB,
-                "bandwidth": 1e12,
-                "pcie": 32e9,
-                "nvlink": None,
-                "compute": None,
-                "unified": False,
-                "sources": {
-                    "compute_capability": "a page",
-                    "total": "a log",
-                    "usable": None,
-                    "free": "estimated",
-                    "bandwidth": "a sheet",
-                    "pcie": "a bus",
-                    "nvlink": None,
-                    "compute": None,
-                },
-            }
-        ],
-    }
+    assert CATALOGUE.write(Catalogue((card,))) == document("catalogue")
 
 
 def test_calibration() -> None:
-    document = CALIBRATION_DOCUMENT.write(CALIBRATION)
-    assert (document["schema"], document["exact"], document["stored"]) == (1, False, "kept.json")
-    card, server = document["devices"]
+    written = CALIBRATION_DOCUMENT.write(CALIBRATION)
+    assert (written["schema"], written["exact"], written["stored"]) == (1, False, "kept.json")
+    card, server = written["devices"]
     assert card == {
         "name": "CUDA0",
         "description": "Card",
@@ -262,19 +100,14 @@ def test_calibration() -> None:
         "margin": 1112 * MIB,
     }
     assert (server["twin"], server["context"], server["outside"], server["margin"]) == (None, None, None, GIB)
-    first, second = document["comparisons"]
+    first, second = written["comparisons"]
     assert (first["devices"], first["between"], first["loads"]) == (["CUDA0"], "twin", 96)
-    assert first["differences"][0] == {
-        "model": "dense",
-        "configuration": "defaults",
-        "what": "CUDA0 compute",
-        "real": 5,
-        "other": 3,
-    }
+    difference = {"model": "dense", "configuration": "defaults", "what": "CUDA0 compute", "real": 5, "other": 3}
+    assert first["differences"][0] == difference
     assert second == {"devices": ["CUDA0"], "between": "real load", "loads": 1, "differences": []}
     schema = document_schema(DOCUMENTS["calibrate"][1])
-    jsonschema.Draft202012Validator(schema).validate(document)
-    assert set(printed(schema, document)) == {path for path, _ in keys(schema)}
+    jsonschema.Draft202012Validator(schema).validate(written)
+    assert set(printed(schema, written)) == {path for path, _ in keys(schema)}
     exact = CALIBRATION_DOCUMENT.write(replace(CALIBRATION, comparisons=CALIBRATION.comparisons[1:], stored=None))
     assert (exact["exact"], exact["stored"]) == (True, None)
 
@@ -282,21 +115,21 @@ def test_calibration() -> None:
 @cases(math.nan, math.inf, -math.inf)
 def test_json_has_no_such_numbers(number: float) -> None:
     metadata = {"a": number, "a.list": Array("f32", 2, (1.0, number))}
-    document = INSPECTION_DOCUMENT.write(replace(INSPECTION, metadata=metadata))
+    written = INSPECTION_DOCUMENT.write(replace(INSPECTION, metadata=metadata))
     expected = {"a": str(number), "a.list": {"type": "f32", "length": 2, "values": [1.0, str(number)]}}
-    assert json.loads(json.dumps(document, allow_nan=False))["metadata"] == expected
+    assert json.loads(json.dumps(written, allow_nan=False))["metadata"] == expected
 
 
 def test_inspection() -> None:
-    document = INSPECTION_DOCUMENT.write(INSPECTION)
-    assert document["metadata"]["a.list"] == {"type": "i32", "length": 2, "values": [1, 2]}
-    assert document["metadata"]["tokens"] == {"type": "str", "length": 9, "values": []}
-    assert document["roles"][0] == {"role": "attention", "count": 2, "bytes": 2 * MIB}
-    assert document["layers"] == [
+    written = INSPECTION_DOCUMENT.write(INSPECTION)
+    assert written["metadata"]["a.list"] == {"type": "i32", "length": 2, "values": [1, 2]}
+    assert written["metadata"]["tokens"] == {"type": "str", "length": 9, "values": []}
+    assert written["roles"][0] == {"role": "attention", "count": 2, "bytes": 2 * MIB}
+    assert written["layers"] == [
         {"layer": None, "bytes": MIB, "weights": {"output": MIB}, "context": 0},
         {"layer": 0, "bytes": 2 * MIB, "weights": {"attention": 2 * MIB}, "context": 5 * MIB},
     ]
-    assert document["memory"] == [
+    assert written["memory"] == [
         {"buffer_type": "CPU", "device": None, "model": 3 * MIB, "context": 5 * MIB, "compute": 7 * MIB}
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from fitter.planning.tables.quantization_rows import (
     ordered,
     published_as,
 )
-from tests.support.cases import named_cases
+from tests.support.cases import cases, document, named_cases
 from tests.support.plans import GIB, MIB, MODEL, make_plan, make_price
 
 SHORT = Problem("CUDA0", 244 * MIB, "CUDA0 lacks 244 MiB")
@@ -32,12 +33,12 @@ SHORT = Problem("CUDA0", 244 * MIB, "CUDA0 lacks 244 MiB")
 def made(
     name: str,
     bits: float,
+    rate: float = 40.0,
     *,
     fits: bool = True,
     on_devices: bool = True,
     needs: bool = False,
     trained: bool = False,
-    rate: float = 40.0,
     n_ctx: int = 4096,
     **asked: int,
 ) -> Quantization:
@@ -55,97 +56,84 @@ Q5_K_M = made("Q5_K_M", 5.7)
 Q4_K_M = made("Q4_K_M", 4.9)
 IQ4_XS = made("IQ4_XS", 4.4)
 
-CASES: dict[str, tuple[tuple[Quantization, ...], dict[str, object], str | None]] = {
-    "the most bits": ((IQ4_XS, Q4_K_M, Q8_0), {}, "Q8_0"),
-    "of those that fit": ((IQ4_XS, Q4_K_M, made("Q8_0", 8.5, fits=False)), {}, "Q4_K_M"),
-    "not larger with more perplexity": ((Q5_1, Q5_K_M), {}, "Q5_K_M"),
-    "larger, if the better one does not fit": ((Q5_1, made("Q5_K_M", 5.7, fits=False)), {}, "Q5_1"),
-    "no figure, no comparison": ((made("IQ4_NL", 4.95), Q4_K_M), {}, "IQ4_NL"),
-    "not what models must be trained for": ((made("TQ2_0", 2.5, trained=True),), {}, None),
-    "of 16 bits the model's own": ((made("F16", 16), made("BF16", 16), Q8_0), {"own_type": "bf16"}, "BF16"),
-    "a quantized file has no own 16 bits": ((made("F16", 16), Q8_0), {"own_type": "q4_K"}, "F16"),
-    "with as many bits, without the matrix": ((made("A", 3, needs=True), made("B", 3)), {}, "B"),
-    "as fast as is asked for, anywhere": (
-        (made("Q8_0", 8.5, on_devices=False, rate=9), made("Q6_K", 6.5, on_devices=False, rate=10), Q4_K_M),
-        {"tokens_per_second": 10.0},
+
+def best(expected: str | None, *found: Quantization, **words: Any) -> tuple[Any, ...]:
+    """The name of the best one of these, and what is asked beside a model of 16 bits at any speed."""
+    return expected, found, {"own_type": "f16", "tokens_per_second": None, **words}
+
+
+CASES = {
+    "the most bits": best("Q8_0", IQ4_XS, Q4_K_M, Q8_0),
+    "of those that fit": best("Q4_K_M", IQ4_XS, Q4_K_M, made("Q8_0", 8.5, fits=False)),
+    "not larger with more perplexity": best("Q5_K_M", Q5_1, Q5_K_M),
+    "larger, if the better one does not fit": best("Q5_1", Q5_1, made("Q5_K_M", 5.7, fits=False)),
+    "no figure, no comparison": best("IQ4_NL", made("IQ4_NL", 4.95), Q4_K_M),
+    "not what models must be trained for": best(None, made("TQ2_0", 2.5, trained=True)),
+    "of 16 bits the model's own": best("BF16", made("F16", 16), made("BF16", 16), Q8_0, own_type="bf16"),
+    "a quantized file has no own 16 bits": best("F16", made("F16", 16), Q8_0, own_type="q4_K"),
+    "with as many bits, without the matrix": best("B", made("A", 3, needs=True), made("B", 3)),
+    "as fast as is asked for, anywhere": best(
         "Q6_K",
+        made("Q8_0", 8.5, 9, on_devices=False),
+        made("Q6_K", 6.5, 10, on_devices=False),
+        Q4_K_M,
+        tokens_per_second=10.0,
     ),
-    "fast enough to be useful": ((made("Q8_0", 8.5, rate=19.9), made("Q6_K", 6.5, rate=20), Q4_K_M), {}, "Q6_K"),
+    "fast enough to be useful": best("Q6_K", made("Q8_0", 8.5, 19.9), made("Q6_K", 6.5, 20), Q4_K_M),
     # Qwen3 30B-A3B on an RTX 3060 with 12 GB
-    "quality rather than the device alone": (
-        (
-            made("Q8_0", 8.51, on_devices=False, rate=16.4),
-            made("Q6_K", 6.57, on_devices=False, rate=23.1),
-            made("Q4_K_M", 4.86, on_devices=False, rate=36.7),
-            made("Q2_K_S", 2.75, rate=129, needs=True),
-        ),
-        {},
+    "quality rather than the device alone": best(
         "Q6_K",
+        made("Q8_0", 8.51, 16.4, on_devices=False),
+        made("Q6_K", 6.57, 23.1, on_devices=False),
+        made("Q4_K_M", 4.86, 36.7, on_devices=False),
+        made("Q2_K_S", 2.75, 129, needs=True),
     ),
     # Llama 3.3 70B on two RTX 3090
-    "not below 4 bits for a little speed": (
-        (made("Q5_K_M", 5.66, rate=5.33), made("Q4_K_M", 4.82, rate=16.3), made("Q3_K_S", 3.5, rate=21.1)),
-        {},
-        "Q4_K_M",
+    "not below 4 bits for a little speed": best(
+        "Q4_K_M", made("Q5_K_M", 5.66, 5.33), made("Q4_K_M", 4.82, 16.3), made("Q3_K_S", 3.5, 21.1)
     ),
-    "nor for less than three times as much": ((made("Q4_K_M", 4.8, rate=10), made("Q2_K", 3, rate=29.9)), {}, "Q4_K_M"),
-    "but for three times as much": ((made("Q4_K_M", 4.8, rate=10), made("Q2_K", 3, rate=30)), {}, "Q2_K"),
-    "useful or not": (
-        (made("Q4_K_M", 4.8, rate=1), made("Q3_K_S", 3.5, rate=3), made("Q2_K", 3, rate=4)),
-        {},
-        "Q3_K_S",
+    "nor for less than three times as much": best("Q4_K_M", made("Q4_K_M", 4.8, 10), made("Q2_K", 3, 29.9)),
+    "but for three times as much": best("Q2_K", made("Q4_K_M", 4.8, 10), made("Q2_K", 3, 30)),
+    "useful or not": best("Q3_K_S", made("Q4_K_M", 4.8, 1), made("Q3_K_S", 3.5, 3), made("Q2_K", 3, 4)),
+    "not for less": best("Q4_K_M", made("Q4_K_M", 4.8, 1), made("Q2_K", 3, 2.9)),
+    "4 bits are enough": best("A", made("A", 4.0, 19), made("B", 3.99, 50)),
+    "of slow ones, a fifth slower than the fastest": best(
+        "Q5_K_M", made("Q5_K_M", 5.7, 8), made("Q8_0", 8.5, 7.9), made("IQ4_XS", 4.3, 10)
     ),
-    "not for less": ((made("Q4_K_M", 4.8, rate=1), made("Q2_K", 3, rate=2.9)), {}, "Q4_K_M"),
-    "4 bits are enough": ((made("A", 4.0, rate=19), made("B", 3.99, rate=50)), {}, "A"),
-    "of slow ones, a fifth slower than the fastest": (
-        (made("Q5_K_M", 5.7, rate=8), made("Q8_0", 8.5, rate=7.9), made("IQ4_XS", 4.3, rate=10)),
-        {},
-        "Q5_K_M",
+    "of slow ones below 4 bits, the best": best("Q3_K_M", made("Q3_K_M", 3.9, 1), made("Q2_K", 3, 2)),
+    "with as many bits, the faster": best("B", made("A", 5, 30), made("B", 5, 31)),
+    "no larger one than what keeps published weights": best(
+        "MXFP4_MOE", Q8_0, Q5_K_M, made("MXFP4_MOE", 4.6), IQ4_XS, own_type="mxfp4", published="MXFP4_MOE"
     ),
-    "of slow ones below 4 bits, the best": ((made("Q3_K_M", 3.9, rate=1), made("Q2_K", 3, rate=2)), {}, "Q3_K_M"),
-    "with as many bits, the faster": ((made("A", 5, rate=30), made("B", 5, rate=31)), {}, "B"),
-    "no larger one than what keeps published weights": (
-        (Q8_0, Q5_K_M, made("MXFP4_MOE", 4.6), IQ4_XS),
-        {"own_type": "mxfp4", "published": "MXFP4_MOE"},
-        "MXFP4_MOE",
-    ),
-    "unless that one does not fit": (
-        (Q8_0, made("MXFP4_MOE", 4.6, fits=False), IQ4_XS, made("Q2_K", 3, fits=True)),
-        {"own_type": "mxfp4", "published": "MXFP4_MOE", "tokens_per_second": 40.0},
+    "unless that one does not fit": best(
         "Q8_0",
+        Q8_0,
+        made("MXFP4_MOE", 4.6, fits=False),
+        IQ4_XS,
+        made("Q2_K", 3),
+        own_type="mxfp4",
+        published="MXFP4_MOE",
+        tokens_per_second=40.0,
     ),
     # Qwen3 32B on an RTX 3090
-    "with a useful context": (
-        (made("Q5_K_M", 5.7, rate=31, n_ctx=4608), made("Q4_K_M", 4.8, rate=34, n_ctx=16640)),
-        {},
-        "Q4_K_M",
+    "with a useful context": best("Q4_K_M", made("Q5_K_M", 5.7, 31, n_ctx=4608), made("Q4_K_M", 4.8, 34, n_ctx=16640)),
+    "with the smallest context that the user wants": best(
+        "Q5_K_M", made("Q5_K_M", 5.7, 31, n_ctx=4608, fit_ctx=4096), made("Q4_K_M", 4.8, 34, n_ctx=16640, fit_ctx=4096)
     ),
-    "with the smallest context that the user wants": (
-        (
-            made("Q5_K_M", 5.7, rate=31, n_ctx=4608, fit_ctx=4096),
-            made("Q4_K_M", 4.8, rate=34, n_ctx=16640, fit_ctx=4096),
-        ),
-        {},
-        "Q5_K_M",
+    "where all that are fast have less": best(
+        "Q5_K_M", made("Q8_0", 8.5, 2, n_ctx=16384), made("Q5_K_M", 5.7, n_ctx=4608), made("Q4_K_M", 4.8, n_ctx=5120)
     ),
-    "where all that are fast have less": (
-        (made("Q8_0", 8.5, rate=2, n_ctx=16384), made("Q5_K_M", 5.7, n_ctx=4608), made("Q4_K_M", 4.8, n_ctx=5120)),
-        {},
-        "Q5_K_M",
-    ),
-    "of a model for less": ((made("Q5_K_M", 5.7), made("Q4_K_M", 4.8)), {}, "Q5_K_M"),
-    "none is as fast": ((Q8_0, Q4_K_M), {"tokens_per_second": 41.0}, "Q8_0"),
-    "nothing fits": ((made("Q8_0", 8.5, fits=False),), {}, None),
-    "unknown": ((Quantization("IQ3_XXS", None, None, {}, True, problem="unknown"),), {}, None),
+    "of a model for less": best("Q5_K_M", made("Q5_K_M", 5.7), made("Q4_K_M", 4.8)),
+    "none is as fast": best("Q8_0", Q8_0, Q4_K_M, tokens_per_second=41.0),
+    "nothing fits": best(None, made("Q8_0", 8.5, fits=False)),
+    "unknown": best(None, Quantization("IQ3_XXS", None, None, {}, True, problem="unknown")),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_which_is_the_best(name: str) -> None:
-    found, words, expected = CASES[name]
-    all_words = {"own_type": "f16", "tokens_per_second": None, **words}
-    best = best_of(found, **all_words)  # type: ignore[arg-type]
-    assert (best and best.name) == expected
+@cases(CASES)
+def test_which_is_the_best(expected: str | None, found: tuple[Quantization, ...], words: dict[str, Any]) -> None:
+    chosen = best_of(found, **words)
+    assert (chosen and chosen.name) == expected
 
 
 @named_cases(("CPU", "CPU", False), ("host", "CUDA_Host", False), ("device", "CUDA1", True))
@@ -178,9 +166,7 @@ PUBLISHED = (
     # of which there is an original with more bits
     ("another model", model_of("qwen3moe", up="mxfp4", norm="f32"), "", (AGAIN.replace("q8_0", "mxfp4"),)),
 )
-def test_what_is_published_quantized_has_no_better_original(
-    model: Model, file_type: str, notes: tuple[str, ...]
-) -> None:
+def test_what_is_published_quantized_has_no_original(model: Model, file_type: str, notes: tuple[str, ...]) -> None:
     assert published_as(model) == file_type
     assert assumptions(model) == notes
 
@@ -195,9 +181,8 @@ MATRIX: dict[str, tuple[str, dict[str, str], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", MATRIX)
-def test_what_needs_an_importance_matrix(name: str) -> None:
-    file_type, types, expected = MATRIX[name]
+@cases(MATRIX)
+def test_what_needs_an_importance_matrix(file_type: str, types: dict[str, str], expected: bool) -> None:
     sizes = (1,) * len(types)
     assert needs_imatrix(tuple(types), FileType(file_type, tuple(types.values()), sizes, "")) is expected
 
@@ -281,60 +266,10 @@ LAST: dict[str, tuple[Quantizations, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", LAST)
-def test_the_last_line(name: str) -> None:
-    found, expected = LAST[name]
+@cases(LAST)
+def test_the_last_line(found: Quantizations, expected: str) -> None:
     assert " ".join(rendered(found).split()).endswith(expected)
 
 
 def test_json() -> None:
-    document = of(UNKNOWN, Q4_K_M, SLOW, best=Q4_K_M).to_dict()
-    assert (document["fits"], document["best"], document["source_type"]) == (True, "Q4_K_M", "bf16")
-    assert document["notes"] == ["a note"]
-    assert document["file_types"] == [
-        {
-            "name": "Q8_0",
-            "bytes": SLOW.bytes,
-            "bits_per_weight": 8.5,
-            "types": {"q4_K": 2, "f32": 1},
-            "needs_imatrix": False,
-            "fits": False,
-            "n_ctx": None,
-            "longest_context": None,
-            "host_weights": 300 * MIB,
-            "on_devices": False,
-            "tokens_per_second": None,
-            "arguments": None,
-            "problem": "CUDA0 lacks 244 MiB",
-        },
-        {
-            "name": "Q4_K_M",
-            "bytes": Q4_K_M.bytes,
-            "bits_per_weight": 4.9,
-            "types": {"q4_K": 2, "f32": 1},
-            "needs_imatrix": False,
-            "fits": True,
-            "n_ctx": 4096,
-            "longest_context": 8192,
-            "host_weights": 300 * MIB,
-            "on_devices": True,
-            "tokens_per_second": 40.0,
-            "arguments": ["-c", "4096", "-ngl", "33", "-np", "1", "-fit", "off"],
-            "problem": None,
-        },
-        {
-            "name": "IQ3_XXS",
-            "bytes": None,
-            "bits_per_weight": None,
-            "types": {},
-            "needs_imatrix": True,
-            "fits": None,
-            "n_ctx": None,
-            "longest_context": None,
-            "host_weights": None,
-            "on_devices": None,
-            "tokens_per_second": None,
-            "arguments": None,
-            "problem": "not told",
-        },
-    ]
+    assert of(UNKNOWN, Q4_K_M, SLOW, best=Q4_K_M).to_dict() == document("quants")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from typing import Any
 
 from fitter.errors import Message, ModelError, Remedy
 from fitter.llama.types import Params
@@ -22,7 +23,7 @@ SHORT = Problem("CUDA0", 244 * MIB, "CUDA0 lacks 244 MiB")
 
 
 def made(
-    kind: str, bits: float, *, weights: int = 8, fits: bool = True, on_devices: bool = True, rate: float = 40.0
+    kind: str, bits: float, rate: float = 40.0, *, weights: int = 8, fits: bool = True, on_devices: bool = True
 ) -> RepositoryFile:
     """A model of so many times 2^30 weights in a file type."""
     params = Params(n_ctx=4096, n_gpu_layers=33 if on_devices else 20)
@@ -39,7 +40,7 @@ FAILED = RepositoryFile("x.gguf", ("x.gguf",), 5 * MIB, "", "hf://org/repo/x.ggu
 
 @named_cases(
     ("the most bits", (made("Q4_K_M", 4.9), made("Q8_0", 8.5)), None, "8b-Q8_0.gguf"),
-    ("of those that are useful", (made("Q4_K_M", 4.9), made("Q8_0", 8.5, rate=19)), None, "8b-Q4_K_M.gguf"),
+    ("of those that are useful", (made("Q4_K_M", 4.9), made("Q8_0", 8.5, 19)), None, "8b-Q4_K_M.gguf"),
     (
         "wherever its weights are",
         (made("Q4_K_M", 4.9), made("Q8_0", 8.5, on_devices=False), made("F16", 16, fits=False)),
@@ -48,13 +49,13 @@ FAILED = RepositoryFile("x.gguf", ("x.gguf",), 5 * MIB, "", "hf://org/repo/x.ggu
     ),
     (
         "as fast as is asked for",
-        (made("Q4_K_M", 4.9, rate=30), made("Q8_0", 8.5, rate=20), made("F16", 16, rate=10, on_devices=False)),
+        (made("Q4_K_M", 4.9, 30), made("Q8_0", 8.5, 20), made("F16", 16, 10, on_devices=False)),
         15.0,
         "8b-Q8_0.gguf",
     ),
-    ("none is as fast", (made("Q4_K_M", 4.9, rate=30),), 31.0, "8b-Q4_K_M.gguf"),
+    ("none is as fast", (made("Q4_K_M", 4.9, 30),), 31.0, "8b-Q4_K_M.gguf"),
     ("the larger model", (made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32)), None, "32b-Q2_K.gguf"),
-    ("but not if it is too slow", (made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32, rate=19)), None, "8b-Q8_0.gguf"),
+    ("but not if it is too slow", (made("Q8_0", 8.5), made("Q2_K", 2.6, 19, weights=32)), None, "8b-Q8_0.gguf"),
     ("not larger with more perplexity", (made("Q5_1", 6.0), made("Q5_K_M", 5.7)), None, "8b-Q5_K_M.gguf"),
     ("of 16 bits the model's own", (made("F16", 16), made("BF16", 16)), None, "8b-BF16.gguf"),
     ("another one's type", (made("UD-Q4_K_XL", 4.95), made("Q4_K_M", 4.9)), None, "8b-UD-Q4_K_XL.gguf"),
@@ -74,38 +75,35 @@ def test_their_order() -> None:
 BESIDE = (SideFile("mmproj.gguf", "multimodal projector", 9), SideFile("mtp-x.gguf", "draft model", 8))
 HOST = made("Q8_0", 8.5, on_devices=False)
 DEVICE = made("Q4_K_M", 4.9)
+
+
+def of(
+    *found: RepositoryFile, beside: tuple[SideFile, ...] = (), best: RepositoryFile | None = None, **more: Any
+) -> Repository:
+    return Repository("hf://org/repo", found, beside, best, 1, **more)
+
+
+LAST = ("best: 8b-Q8_0.gguf, 8.5 GiB", "arguments: -c 4096 -ngl 20 -np 1 -fit off")
 SAID: dict[str, tuple[Repository, tuple[str, ...], tuple[str, ...]]] = {
     "on devices": (
-        Repository("hf://org/repo", (HOST, DEVICE), (), DEVICE, 1, None, ("hf", "download", "a b"), ("x", "-m", "y")),
+        of(HOST, DEVICE, best=DEVICE, download=("hf", "download", "a b"), run=("x", "-m", "y")),
         (),
         ("best: 8b-Q4_K_M.gguf, 4.9 GiB", "download: hf download 'a b'", "run: x -m y"),
     ),
     "on the host": (
-        Repository("hf://org/repo", (HOST,), (), HOST, 1, run=("x", "-m", "y"), hf=("-hf", "o/r:Q8_0")),
+        of(HOST, best=HOST, run=("x", "-m", "y"), hf=("-hf", "o/r:Q8_0")),
         ("8b-Q8_0.gguf has the best quality at 20 t/s or more (--tokens-per-second sets another speed)",),
-        (
-            "best: 8b-Q8_0.gguf, 8.5 GiB",
-            "run: x -m y",
-            "run without downloading it first: -hf o/r:Q8_0 in place of -m and the file",
-        ),
+        (LAST[0], "run: x -m y", "run without downloading it first: -hf o/r:Q8_0 in place of -m and the file"),
     ),
-    "without a device": (
-        Repository("hf://org/repo", (HOST,), (), HOST),
-        (),
-        ("best: 8b-Q8_0.gguf, 8.5 GiB", "arguments: -c 4096 -ngl 20 -np 1 -fit off"),
-    ),
+    "without a device": (Repository("hf://org/repo", (HOST,), (), HOST), (), LAST),
     "too slow": (
-        Repository("hf://org/repo", (HOST,), (), HOST, 1, 99.0),
+        of(HOST, best=HOST, tokens_per_second=99.0),
         ("none with 4 bits or more generates 99 t/s (--tokens-per-second): 8b-Q8_0.gguf has the best quality",),
-        ("best: 8b-Q8_0.gguf, 8.5 GiB", "arguments: -c 4096 -ngl 20 -np 1 -fit off"),
+        LAST,
     ),
-    "nothing fits": (
-        Repository("hf://org/repo", (replace(made("Q8_0", 8.5, fits=False)),), (), None, 1),
-        ("none fits; 8b-Q8_0.gguf: CUDA0 lacks 244 MiB",),
-        (),
-    ),
+    "nothing fits": (of(made("Q8_0", 8.5, fits=False)), ("none fits; 8b-Q8_0.gguf: CUDA0 lacks 244 MiB",), ()),
     "what has no plan, and what is beside": (
-        Repository("hf://org/repo", (DEVICE, FAILED), BESIDE, DEVICE, 1),
+        of(DEVICE, FAILED, beside=BESIDE, best=DEVICE),
         (
             "x.gguf: unknown architecture",
             "not planned, multimodal projector (--mmproj plans with one): mmproj.gguf",
@@ -146,7 +144,7 @@ def test_lines_keep_their_remedies_for_the_page() -> None:
 def test_names_of_files_cannot_write_to_a_terminal() -> None:
     name = "a\x1b[2J\nb-Q8_0.gguf"
     odd = replace(HOST, name=name, path=f"hf://org/repo/{name}", problem="no\x07")
-    found = Repository("hf://org/repo", (odd,), (SideFile(name, "draft model", 1),), odd, 1, download=("hf", name))
+    found = of(odd, beside=(SideFile(name, "draft model", 1),), best=odd, download=("hf", name))
     out = io.StringIO()
     print_to(out, repository_table(found, verbose=True))
     text = out.getvalue() + "\n".join(commands(found))
@@ -155,6 +153,6 @@ def test_names_of_files_cannot_write_to_a_terminal() -> None:
 
 
 def test_it_is_written() -> None:
-    found = Repository("hf://org/repo", (DEVICE, FAILED), BESIDE, DEVICE, 1)
+    found = of(DEVICE, FAILED, beside=BESIDE, best=DEVICE)
     assert found.to_dict() == REPOSITORY.write(found)
     assert bool(found) and not Repository("x", (FAILED,), (), None)
