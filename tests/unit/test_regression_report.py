@@ -1,4 +1,4 @@
-"""A check for people, pull requests and machines."""
+"""A check for people, pull requests and machines, and the documents as a whole: these keys, and no others."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import pytest
 
-from fitter.errors import FitterError, ModelError, UsageError
+from fitter.errors import AnswerError, FitterError, ModelError, UsageError
 from fitter.regression import check_report
 from fitter.regression.cases import Budget, Case
 from fitter.regression.check_cases import CaseResult
-from fitter.regression.compare import compare
+from fitter.regression.compare import Cause, Move, compare
 from fitter.regression.lockfile import Snapshot
 from fitter.regression.measuring import Measured
-from tests.support.cases import cases
+from fitter.regression.plans import PlanDiff
+from fitter.regression.regression_documents import DIFF as DIFF_DOCUMENT
+from fitter.regression.regression_documents import MOVE
+from tests.support.cases import cases, named_cases
 from tests.support.snapshots import GIB, MIB, SNAPSHOT, with_memory
 
 
@@ -26,12 +29,13 @@ def outcome(name: str, measured: Snapshot, budget: Budget | None = None) -> Case
     return CaseResult(name, compare(case, SNAPSHOT, measured))
 
 
+GREW = "CUDA0 takes 6.2 GiB instead of 5.2 GiB (+1.0 GiB, +19.0 %)"
 SAME = outcome("same", SNAPSHOT)
-GROWN = outcome(
-    "gr|own_1", replace(with_memory(SNAPSHOT, context=GIB), settings={**SNAPSHOT.settings, "n_ubatch": 1024})
-)
+NEWER = replace(SNAPSHOT, fitter="0.2.0", settings={**SNAPSHOT.settings, "n_ubatch": 1024}, n_ctx=8193)
+GROWN = outcome("gr|own_1", with_memory(replace(NEWER, params=replace(NEWER.params, n_gpu_layers=20)), context=GIB))
 SHRUNK = outcome("shrunk", with_memory(SNAPSHOT, context=-MIB))
 OVER = outcome("over", SNAPSHOT, Budget({"cuda0": 5 * GIB}, n_ctx=9000))
+NO_FIT = outcome("same", replace(SNAPSHOT, fits=False))
 ADDED = CaseResult("added", None, UsageError("not in the lock"), "added")
 REMOVED = CaseResult("removed", None, UsageError("not in the cases"), "removed")
 BROKEN = CaseResult("broken", None, ModelError("a.gguf: 100 % missing\x00, <b>"))
@@ -61,11 +65,15 @@ def table(*outcomes: CaseResult, verbose: bool = False) -> str:
 def test_table() -> None:
     assert table(SAME) == "1 case: 1 unchanged\n"
     assert table(SAME, verbose=True) == "same same\n1 case: 1 unchanged\n"
+    assert table(SAME, BROKEN) == "2 cases: 1 could not be measured, 1 unchanged\n", "nothing changed"
     assert table(SAME, GROWN, SHRUNK, BROKEN).splitlines() == [
         "gr|own_1 failed",
-        "  what    locked      now            change",
-        "! CUDA0  5.2 GiB  6.2 GiB  +1.0 GiB (+19 %)  context +1.0 GiB",
+        "  what      locked      now            change",
+        "! CUDA0    5.2 GiB  6.2 GiB  +1.0 GiB (+19 %)  context +1.0 GiB",
+        "  context     8192     8193                +1",
         "  changed: setting: n_ubatch 512 → 1024",
+        "  changed: fitter 0.1.0 → 0.2.0",
+        "  fitted differently: n_gpu_layers 33 → 20",
         "shrunk changed",
         "  what    locked      now             change",
         "  CUDA0  5.2 GiB  5.2 GiB  -1.0 MiB (-0.0 %)  context -1.0 MiB",
@@ -79,59 +87,101 @@ def test_table() -> None:
     ]
 
 
-def test_json() -> None:
-    document = check_report.check_to_dict((SAME, GROWN, BROKEN))
-    assert json.loads(json.dumps(document)) == document
-    assert (document["schema"], document["passed"]) == (1, False)
-    assert [case["status"] for case in document["cases"]] == ["same", "failed", "error"]
-    assert document["cases"][1]["moves"] == [
-        {
-            "what": "CUDA0",
-            "before": 5 * GIB + 256 * MIB,
-            "after": 6 * GIB + 256 * MIB,
-            "unit": "bytes",
-            "detail": "context +1.0 GiB",
-            "failure": "CUDA0 takes 6.2 GiB instead of 5.2 GiB (+1.0 GiB, +19.0 %)",
-            "budget": False,
-        }
-    ]
-    assert document["cases"][1]["causes"] == [{"kind": "setting", "what": "n_ubatch", "before": "512", "after": "1024"}]
-    assert document["cases"][2]["error"] == str(BROKEN.error)
+def document(name: str, status: str, fits: bool | None, **more: Any) -> dict[str, Any]:
+    """A case as a document says it, with nothing in it but ``more``."""
+    nothing: dict[str, Any] = {"error": None, "failures": [], "moves": [], "causes": [], "fitted": []}
+    return {"name": name, "status": status, "fits": fits, **nothing, **more}
+
+
+def moved(what: str, before: float, after: float, unit: str | None, detail: str = "", failure: str = "") -> Any:
+    more = {"unit": unit, "detail": detail, "failure": failure, "budget": False}
+    return {"what": what, "before": before, "after": after, **more}
+
+
+def changed(kind: str, what: str, before: str, after: str) -> dict[str, str]:
+    return {"kind": kind, "what": what, "before": before, "after": after}
+
+
+LACKS = "it no longer fits: llama.cpp cannot place it"
+
+
+@named_cases(
+    ("same", SAME, document("same", "same", True)),
+    (
+        "failed",
+        GROWN,
+        document(
+            *("gr|own_1", "failed", True),
+            failures=[GREW],
+            moves=[
+                moved("CUDA0", 5.25 * GIB, 6.25 * GIB, "bytes", "context +1.0 GiB", GREW),
+                moved("context", 8192, 8193, "tokens"),
+            ],
+            causes=[changed("setting", "n_ubatch", "512", "1024"), changed("fitter", "fitter", "0.1.0", "0.2.0")],
+            fitted=[changed("fitted", "n_gpu_layers", "33", "20")],
+        ),
+    ),
+    (
+        "no fit",
+        NO_FIT,
+        document("same", "failed", False, failures=[LACKS], moves=[moved("fits", 1, 0, None, "", LACKS)]),
+    ),
+    ("broken", BROKEN, document("broken", "error", None, error=str(BROKEN.error))),
+)
+def test_json(result: CaseResult, expected: dict[str, Any]) -> None:
+    found = check_report.check_to_dict([result])
+    assert found == {"schema": 1, "passed": result is SAME, "cases": [expected]} == json.loads(json.dumps(found))
+
+
+JUNIT = r"""<?xml version='1.0' encoding='utf-8'?>
+<testsuites>
+  <testsuite name="fitter check" tests="4" failures="1" errors="1" skipped="0">
+    <testcase classname="fitter" name="same" />
+    <testcase classname="fitter" name="gr|own_1">
+      <failure message="GREW (setting: n_ubatch 512 → 1024; fitter 0.1.0 → 0.2.0)" type="regression">GREW
+CUDA0 5.2 GiB 6.2 GiB +1.0 GiB (+19 %) context +1.0 GiB
+context 8192 8193 +1
+changed: setting: n_ubatch 512 → 1024
+changed: fitter 0.1.0 → 0.2.0</failure>
+    </testcase>
+    <testcase classname="fitter" name="changed?">
+      <system-out>changed: fitter 0.1.0 → 0.2.0</system-out>
+    </testcase>
+    <testcase classname="fitter" name="broken">
+      <error message="a.gguf: 100 % missing\x00, &lt;b&gt;" type="ModelError" />
+    </testcase>
+  </testsuite>
+</testsuites>
+""".replace("GREW", GREW)
+
+
+def test_junit(tmp_path: Path) -> None:
+    newer = outcome("changed\x1f", replace(SNAPSHOT, fitter="0.2.0"))
+    path = tmp_path / "check.xml"
+    check_report.write_junit(path, [SAME, GROWN, newer, BROKEN])
+    assert path.read_text(encoding="utf-8") == JUNIT
+
+
+def test_junit_that_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "check.xml"
+    with pytest.raises(AnswerError, match=r"check\.xml cannot be written: No such file or directory"):
+        check_report.write_junit(path, [SAME])
 
 
 def test_markdown() -> None:
-    text = check_report.markdown((SAME, GROWN, BROKEN))
-    lines = text.splitlines()
-    assert lines[0] == "### ❌ fitter check — 3 cases: 1 failed, 1 could not be measured, 1 unchanged"
-    assert r"| `gr\|own_1` | CUDA0 | 5.2 GiB | 6.2 GiB | +1.0 GiB (+19 %) | ❌ context +1.0 GiB |" in lines
-    assert "- **`gr|own_1`**: `setting: n_ubatch 512 → 1024`" in lines
-    assert all(line.replace(r"\|", "").count("|") in (0, 7) for line in lines if line.startswith("|")), (
-        "each row has six cells"
-    )
-    assert check_report.markdown((SAME,)) == "### ✅ fitter check — 1 case: 1 unchanged\n"
-
-
-def test_junit() -> None:
-    root = ElementTree.fromstring(check_report.junit((SAME, GROWN, SHRUNK, BROKEN)))
-    suite = root.find("testsuite")
-    assert suite is not None
-    assert {key: suite.get(key) for key in ("tests", "failures", "errors")} == {
-        "tests": "4",
-        "failures": "1",
-        "errors": "1",
-    }
-    assert [(test.get("name"), [child.tag for child in test]) for test in suite] == [
-        ("same", []),
-        ("gr|own_1", ["failure"]),
-        ("shrunk", ["system-out"]),
-        ("broken", ["error"]),
+    assert check_report.markdown([SAME, GROWN, BROKEN]).splitlines() == [
+        "### ❌ fitter check — 3 cases: 1 failed, 1 could not be measured, 1 unchanged",
+        "",
+        "| case | what | locked | now | change | |",
+        "| --- | --- | ---: | ---: | ---: | --- |",
+        r"| `gr\|own_1` | CUDA0 | 5.2 GiB | 6.2 GiB | +1.0 GiB (+19 %) | ❌ context +1.0 GiB |",
+        r"| `gr\|own_1` | context | 8192 | 8193 | +1 |  |",
+        "",
+        "- **`gr|own_1`**: `setting: n_ubatch 512 → 1024`",
+        "- **`gr|own_1`**: fitter 0.1.0 → 0.2.0",
+        r"- **broken**: `a.gguf: 100 % missing\x00, <b>`",
     ]
-    failure, error = suite.find(".//failure"), suite.find(".//error")
-    assert failure is not None
-    assert error is not None
-    assert failure.get("message", "").endswith("(+1.0 GiB, +19.0 %) (setting: n_ubatch 512 → 1024)")
-    assert "changed: setting: n_ubatch 512 → 1024" in (failure.text or "")
-    assert error.get("message") == r"a.gguf: 100 % missing\x00, <b>"
+    assert check_report.markdown((SAME,)) == "### ✅ fitter check — 1 case: 1 unchanged\n"
 
 
 def test_github_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +201,18 @@ def test_github_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(cases.parent)
     (elsewhere := tmp_path / "fitter.toml").write_text("")
     assert check_report.github_annotations((GROWN,), elsewhere)[0].startswith("::error title=fitter")
+
+
+def test_annotations_of_a_pattern_are_where_its_table_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    cases = tmp_path / "a,b" / "fitter.toml"
+    missing = CaseResult("code/x", None, ModelError("gone"))
+    where = "title=fitter%3A code/x::gone"
+    assert check_report.github_annotations([missing], cases) == (f"::error {where}",), "no file, no place"
+    cases.parent.mkdir()
+    cases.write_text('[cases.chat]\nmodel = "a"\n[cases.code]\nmodel = "*"\n', encoding="utf-8")
+    assert check_report.github_annotations([missing], cases) == (f"::error file=a%2Cb/fitter.toml,line=3,{where}",)
 
 
 @cases(
@@ -190,3 +252,37 @@ def test_lines_of_a_lock() -> None:
     error: FitterError = ModelError("gone")
     measured = (Measured(case, SNAPSHOT), Measured(case, too_large), Measured(case, None, error))
     assert check_report.lock_lines(measured) == ("a does not fit: CUDA0 lacks 3.2 GiB", "error: a: gone")
+
+
+# --- two plans
+
+DIFF = PlanDiff(
+    (Move("CUDA0", 5 * GIB, 6 * GIB, "bytes", "context +1.0 GiB"),), (Cause("params", "n_ubatch", "512", "64"),)
+)
+
+
+def printed(diff: PlanDiff) -> list[str]:
+    stream = io.StringIO()
+    check_report.print_diff(stream, diff)
+    return stream.getvalue().splitlines()
+
+
+def test_two_plans() -> None:
+    assert printed(PlanDiff((), ())) == ["the plans are the same"]
+    assert printed(DIFF) == [
+        "  what         A        B            change",
+        "  CUDA0  5.0 GiB  6.0 GiB  +1.0 GiB (+20 %)  context +1.0 GiB",
+        "  params: n_ubatch 512 → 64",
+    ]
+    assert printed(replace(DIFF, moves=())) == ["  params: n_ubatch 512 → 64"]
+    assert len(printed(replace(DIFF, changes=()))) == 2
+
+
+def test_two_plans_as_json() -> None:
+    assert DIFF_DOCUMENT.write(PlanDiff((), ())) == {"schema": 1, "equal": True, "moves": [], "changes": []}
+    assert DIFF_DOCUMENT.write(DIFF) == {
+        "schema": 1,
+        "equal": False,
+        "moves": [MOVE.write(DIFF.moves[0])],
+        "changes": [changed("params", "n_ubatch", "512", "64")],
+    }
