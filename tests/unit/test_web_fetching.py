@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -14,9 +13,8 @@ from fitter.planning.request.request import Progress
 from fitter.web import fetching
 from fitter.web.fetching import Fetching
 from fitter.web.pool import Busy, Overtaken, Question
+from tests.support.acting import SECONDS, acting, until
 from tests.support.cases import cases
-
-SECONDS = 120.0
 
 
 class Acted:
@@ -25,16 +23,21 @@ class Acted:
     def __init__(self, at_once: int = 4, of_a_host: int = 2, seconds: float = SECONDS) -> None:
         self.begun: list[str] = []
         self.here: set[str] = set()
+        self.is_over = False
         self.fetching = Fetching(at_once, of_a_host, seconds, self._fetch)
 
     def _fetch(self, url: str, seconds: float, say: Callable[[Progress], None]) -> None:
         self.begun.append(url)
         end = threading.Event()
-        while url not in self.here:
+        while url not in self.here and not self.is_over:
             say(Progress(0, "fetching"))
             end.wait(0.005)
         if "broken" in url:
             raise ModelError(f"{url}: the server has no such file (404): check the address")
+
+    async def close(self) -> None:
+        self.is_over = True
+        self.fetching.close()
 
     def ask(self, url: str) -> tuple[Question, asyncio.Future[None]]:
         question = Question("")
@@ -49,111 +52,78 @@ class Acted:
         return found
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), SECONDS))
+@acting(Acted)
+async def test_a_silent_host_holds_up_no_other(acted: Acted) -> None:
+    urls = [f"http://silent:{port}/a" for port in range(80, 90)]
+    silent = await acted.asked(*urls)
+    await until(lambda: len(acted.begun) == 2)
+    acted.here |= {"http://other/b", "hf://org/repo/c"}
+    for url in ("http://other/b", "hf://org/repo/c"):
+        await acted.ask(url)[1]
+    assert acted.begun[2:] == ["http://other/b", "hf://org/repo/c"]
+    acted.here |= {*urls}
+    await asyncio.gather(*(asking for _, asking in silent))
+    assert len(acted.begun) == 12
 
 
-async def until(holds: Callable[[], Any]) -> None:
-    while not holds():
-        await asyncio.sleep(0.005)
-
-
-def test_a_silent_host_holds_up_no_other() -> None:
-    async def test() -> None:
-        acted = Acted()
-        urls = [f"http://silent:{port}/a" for port in range(80, 90)]
-        silent = await acted.asked(*urls)
-        await until(lambda: len(acted.begun) == 2)
-        acted.here |= {"http://other/b", "hf://org/repo/c"}
-        for url in ("http://other/b", "hf://org/repo/c"):
-            await acted.ask(url)[1]
-        assert acted.begun[2:] == ["http://other/b", "hf://org/repo/c"]
-        acted.here |= {*urls}
-        await asyncio.gather(*(asking for _, asking in silent))
-        assert len(acted.begun) == 12
-        acted.fetching.close()
-
-    run(test)
-
-
-def test_so_many_are_fetched_at_once() -> None:
-    async def test() -> None:
-        acted = Acted(at_once=3)
-        urls = [f"http://host{number}/a" for number in range(5)]
-        asked = await acted.asked(*urls)
-        await until(lambda: len(acted.begun) == 3)
-        acted.here |= {urls[1]}
-        await until(lambda: len(acted.begun) == 4)
-        assert acted.begun[3] == urls[3], "the first one of those that wait"
-        acted.here |= {*urls}
-        await asyncio.gather(*(asking for _, asking in asked))
-        acted.fetching.close()
-
-    run(test)
+@acting(lambda: Acted(at_once=3))
+async def test_so_many_are_fetched_at_once(acted: Acted) -> None:
+    urls = [f"http://host{number}/a" for number in range(5)]
+    asked = await acted.asked(*urls)
+    await until(lambda: len(acted.begun) == 3)
+    acted.here |= {urls[1]}
+    await until(lambda: len(acted.begun) == 4)
+    assert acted.begun[3] == urls[3], "the first one of those that wait"
+    acted.here |= {*urls}
+    await asyncio.gather(*(asking for _, asking in asked))
 
 
 @cases("is fetched", "waits")
-def test_an_asker_who_leaves_frees_the_fetch(who: str) -> None:
-    async def test() -> None:
-        acted = Acted(of_a_host=1)
-        first, second, third = await acted.asked("http://silent/1", "http://silent/2", "http://silent/3")
-        await until(lambda: acted.begun)
-        gone = first if who == "is fetched" else second
-        gone[0].end()
-        with pytest.raises(Overtaken, match="a newer question was asked"):
-            await gone[1]
-        acted.here |= {"http://silent/1"} if who == "waits" else set()
-        await until(lambda: len(acted.begun) == 2)
-        assert acted.begun[1] == ("http://silent/2" if who == "is fetched" else "http://silent/3")
-        for question, asking in (first, second, third):
-            question.end()
-            await asyncio.gather(asking, return_exceptions=True)
-        acted.here |= {"http://silent/4"}
-        await acted.ask("http://silent/4")[1]
-        acted.fetching.close()
-
-    run(test)
-
-
-def test_who_leaves_when_it_is_their_turn_lets_the_next_one_go_on() -> None:
-    async def test() -> None:
-        acted = Acted(of_a_host=1)
-        first, second, third = await acted.asked("http://host/1", "http://host/2", "http://host/3")
-        first[1].add_done_callback(lambda _: second[0].end())
-        acted.here |= {"http://host/1", "http://host/3"}
-        await third[1]
-        with pytest.raises(Overtaken, match="a newer question was asked"):
-            await second[1]
-        assert acted.begun == ["http://host/1", "http://host/3"]
-        acted.fetching.close()
-
-    run(test)
-
-
-def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        acted = Acted(of_a_host=1, seconds=0.3)
-        (question, asking), (_, late) = await acted.asked("http://silent/1", "http://silent/2")
-        with pytest.raises(Busy, match=r"other headers were fetched for 0.3 seconds: ask again later"):
-            await late
-        monkeypatch.setattr(fetching, "WAITING", 0)
-        with pytest.raises(Busy, match="0 questions wait for headers: ask again later"):
-            await acted.ask("http://silent/3")[1]
+@acting(lambda: Acted(of_a_host=1))
+async def test_an_asker_who_leaves_frees_the_fetch(acted: Acted, who: str) -> None:
+    first, second, third = await acted.asked("http://silent/1", "http://silent/2", "http://silent/3")
+    await until(lambda: acted.begun)
+    gone = first if who == "is fetched" else second
+    gone[0].end()
+    with pytest.raises(Overtaken, match="a newer question was asked"):
+        await gone[1]
+    acted.here |= {"http://silent/1"} if who == "waits" else set()
+    await until(lambda: len(acted.begun) == 2)
+    assert acted.begun[1] == ("http://silent/2" if who == "is fetched" else "http://silent/3")
+    for question, asking in (first, second, third):
         question.end()
         await asyncio.gather(asking, return_exceptions=True)
-        acted.fetching.close()
+    acted.here |= {"http://silent/4"}
+    await acted.ask("http://silent/4")[1]
 
-    run(test)
+
+@acting(lambda: Acted(of_a_host=1))
+async def test_who_leaves_when_it_is_their_turn_lets_the_next_one_go_on(acted: Acted) -> None:
+    first, second, third = await acted.asked("http://host/1", "http://host/2", "http://host/3")
+    first[1].add_done_callback(lambda _: second[0].end())
+    acted.here |= {"http://host/1", "http://host/3"}
+    await third[1]
+    with pytest.raises(Overtaken, match="a newer question was asked"):
+        await second[1]
+    assert acted.begun == ["http://host/1", "http://host/3"]
 
 
-def test_what_fails_frees_it_too() -> None:
-    async def test() -> None:
-        acted = Acted(of_a_host=1)
-        acted.here |= {"http://host/broken", "http://host/a"}
-        for _ in range(3):
-            with pytest.raises(ModelError, match=r"the server has no such file \(404\)"):
-                await acted.ask("http://host/broken")[1]
-        await acted.ask("http://host/a")[1]
-        acted.fetching.close()
+@acting(lambda: Acted(of_a_host=1, seconds=0.3))
+async def test_nobody_waits_for_ever(acted: Acted, monkeypatch: pytest.MonkeyPatch) -> None:
+    (question, asking), (_, late) = await acted.asked("http://silent/1", "http://silent/2")
+    with pytest.raises(Busy, match=r"other headers were fetched for 0.3 seconds: ask again later"):
+        await late
+    monkeypatch.setattr(fetching, "WAITING", 0)
+    with pytest.raises(Busy, match="0 questions wait for headers: ask again later"):
+        await acted.ask("http://silent/3")[1]
+    question.end()
+    await asyncio.gather(asking, return_exceptions=True)
 
-    run(test)
+
+@acting(lambda: Acted(of_a_host=1))
+async def test_what_fails_frees_it_too(acted: Acted) -> None:
+    acted.here |= {"http://host/broken", "http://host/a"}
+    for _ in range(3):
+        with pytest.raises(ModelError, match=r"the server has no such file \(404\)"):
+            await acted.ask("http://host/broken")[1]
+    await acted.ask("http://host/a")[1]

@@ -13,9 +13,8 @@ import pytest
 from fitter.errors import CancelledError, TimeLimitError, UsageError
 from fitter.web import pool
 from fitter.web.pool import Busy, Overtaken, Pool
+from tests.support.acting import SECONDS, acting, until
 from tests.support.cases import cases
-
-SECONDS = 120.0
 
 
 @dataclass(eq=False)
@@ -61,7 +60,6 @@ class Acted:
     def __init__(self, workers: int = 2, waiting: int = 8, *, is_free: bool = True, **limits: Any) -> None:
         self.made: list[Acting] = []
         self.is_free = is_free
-
         self.workers = workers
 
         def make(model: str) -> Any:
@@ -78,35 +76,33 @@ class Acted:
         self.pool = Pool(self.workers, 8, self.make, first=("small", ask))
         return self.pool
 
+    async def close(self) -> None:
+        await self.pool.close()
+
+    async def starting(self, ask: Callable[[Any], object] = lambda planner: planner.ask()) -> Pool:
+        """A pool whose first planner has begun, or ended, to answer its first question."""
+        started = self.with_first(ask)
+        started.prepare(0)
+        await until(lambda: bool(self.made) and (self.made[0].begun.is_set() or started.is_ready))
+        return started
+
+    async def busy(self, **words: Any) -> asyncio.Future[Any]:
+        """A question that the first planner has begun to answer."""
+        asked = asyncio.ensure_future(self.ask(**words))
+        await until(lambda: bool(self.made) and self.made[0].begun.is_set())
+        return asked
+
     async def ask(self, model: str = "a", session: str = "", about: object = None) -> Any:
         async with self.pool.asked(session) as question:
             return await self.pool.answer(question, model, about, lambda planner: (planner, planner.ask())[0])  # type: ignore[attr-defined]
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), SECONDS))
-
-
-def acting(*words: int, **more: Any) -> Callable[[Callable[[Acted], Awaitable[None]]], Callable[[], None]]:
+def pooled(*words: int, **more: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
     """Run a test with a pool of acting planners, and close the pool."""
-
-    def decorate(test: Callable[[Acted], Awaitable[None]]) -> Callable[[], None]:
-        async def whole() -> None:
-            acted = Acted(*words, **more)
-            await test(acted)
-            await acted.pool.close()
-
-        return lambda: run(whole)
-
-    return decorate
+    return acting(lambda: Acted(*words, **more))
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.005)
-
-
-@acting()
+@pooled()
 async def test_what_is_said_of_a_question_is_its_sessions(acted: Acted) -> None:
     async with acted.pool.asked("one") as question:
         question.said = "planned 1 of 2"
@@ -114,7 +110,7 @@ async def test_what_is_said_of_a_question_is_its_sessions(acted: Acted) -> None:
     assert acted.pool.said("one") == ""
 
 
-@acting()
+@pooled()
 async def test_an_answer_may_have_a_limit_of_its_own(acted: Acted) -> None:
     acted.is_free = False
     async with acted.pool.asked() as question:
@@ -122,7 +118,7 @@ async def test_an_answer_may_have_a_limit_of_its_own(acted: Acted) -> None:
             await acted.pool.answer(question, "a", None, lambda planner: planner.ask(), seconds=0.01)  # type: ignore[attr-defined]
 
 
-@acting(4)
+@pooled(4)
 async def test_planners_start_before_the_first_question(acted: Acted) -> None:
     acted.is_free = False
     started = acted.with_first()
@@ -139,10 +135,9 @@ async def test_planners_start_before_the_first_question(acted: Acted) -> None:
     assert sorted(each.model for each in acted.made) == ["a", "b"]
 
 
-@acting(3)
+@pooled(3)
 async def test_others_start_in_their_place(acted: Acted) -> None:
-    started = acted.with_first()
-    started.prepare(0)
+    started = await acted.starting()
     await until(lambda: started.is_ready)
     asked = [await acted.ask("a")]
     # not beside a question that follows at once
@@ -155,25 +150,22 @@ async def test_others_start_in_their_place(acted: Acted) -> None:
     await until(lambda: len(acted.made) == 5 and started.planners == 2)
 
 
-@acting(1)
+@pooled(1)
 async def test_a_question_gets_the_planner_that_still_starts(acted: Acted) -> None:
     acted.is_free = False
-    started = acted.with_first()
-    started.prepare(0)
-    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+    started = await acted.starting()
     asked = asyncio.ensure_future(acted.ask("a"))
     await until(lambda: started.waiting == 1)
     acted.made[0].go.set()
     assert await asked is acted.made[0] and len(acted.made) == 1
 
 
-@acting()
+@pooled()
 async def test_no_other_starts_after_one_that_could_not(acted: Acted) -> None:
     def ask(planner: Acting) -> None:
         raise UsageError("no such card")
 
-    started = acted.with_first(ask)
-    started.prepare(0)
+    started = await acted.starting(ask)
     await until(lambda: started.is_ready)
     assert [each.is_closed for each in acted.made] == [True] and started.planners == 0
     await acted.ask("a")
@@ -182,12 +174,10 @@ async def test_no_other_starts_after_one_that_could_not(acted: Acted) -> None:
     assert len(acted.made) == 2
 
 
-@acting()
+@pooled()
 async def test_the_end_kills_one_that_starts(acted: Acted) -> None:
     acted.is_free = False
-    started = acted.with_first()
-    started.prepare(0)
-    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+    started = await acted.starting()
     acted.made[0].is_stopped = True
     await started.close()
     assert acted.made[0].is_closed and acted.made[0].killed
@@ -196,13 +186,13 @@ async def test_the_end_kills_one_that_starts(acted: Acted) -> None:
     assert len(acted.made) == 1
 
 
-@acting()
+@pooled()
 async def test_the_same_model_has_the_same_planner(acted: Acted) -> None:
     assert [await acted.ask("a"), await acted.ask("a")] == [acted.made[0]] * 2
     assert (len(acted.made), acted.pool.planners) == (1, 1)
 
 
-@acting(is_free=False)
+@pooled(is_free=False)
 async def test_the_one_that_was_asked_about_the_same_is_preferred(acted: Acted) -> None:
     first = asyncio.ensure_future(acted.ask("a", about="one card"))
     second = asyncio.ensure_future(acted.ask("a", about="two cards"))
@@ -216,23 +206,19 @@ async def test_the_one_that_was_asked_about_the_same_is_preferred(acted: Acted) 
     assert await acted.ask("a", about="two cards") is two
 
 
-def test_the_one_that_was_not_asked_for_longest_turns_to_another_model() -> None:
-    async def test() -> None:
-        acted = Acted(workers=2)
-        for model in ("a", "b", "a", "c"):
-            await acted.ask(model)
-        assert [(each.model, each.is_closed) for each in acted.made] == [("a", False), ("c", False)]
-        assert acted.pool.planners == 2
-        await acted.pool.close()
-        assert all(each.is_closed for each in acted.made)
-
-    run(test)
+@pooled(workers=2)
+async def test_the_one_that_was_not_asked_for_longest_turns_to_another_model(acted: Acted) -> None:
+    for model in ("a", "b", "a", "c"):
+        await acted.ask(model)
+    assert [(each.model, each.is_closed) for each in acted.made] == [("a", False), ("c", False)]
+    assert acted.pool.planners == 2
+    await acted.pool.close()
+    assert all(each.is_closed for each in acted.made)
 
 
-@acting(workers=1, is_free=False)
+@pooled(workers=1, is_free=False)
 async def test_a_newer_question_ends_the_older(acted: Acted) -> None:
-    older = asyncio.ensure_future(acted.ask(session="s"))
-    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+    older = await acted.busy(session="s")
     acted.is_free = True
     newer = asyncio.ensure_future(acted.ask(session="s"))
     with pytest.raises(Overtaken, match="a newer question was asked: this one was not answered"):
@@ -241,10 +227,9 @@ async def test_a_newer_question_ends_the_older(acted: Acted) -> None:
     assert (len(acted.made), acted.pool.waiting, acted.made[0].killed) == (1, 0, 0)
 
 
-@acting(workers=1, is_free=False)
+@pooled(workers=1, is_free=False)
 async def test_a_newer_question_ends_one_that_waits(acted: Acted) -> None:
-    busy = asyncio.ensure_future(acted.ask(session="other"))
-    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+    busy = await acted.busy(session="other")
     older = asyncio.ensure_future(acted.ask(session="s"))
     await until(lambda: acted.pool.waiting == 1)
     newer = asyncio.ensure_future(acted.ask(session="s"))
@@ -255,7 +240,7 @@ async def test_a_newer_question_ends_one_that_waits(acted: Acted) -> None:
     assert [(await each).model for each in (busy, newer)] == ["a", "a"]
 
 
-@acting(workers=2, is_free=False)
+@pooled(workers=2, is_free=False)
 async def test_questions_without_a_session_end_no_other(acted: Acted) -> None:
     both = [asyncio.ensure_future(acted.ask()) for _ in range(2)]
     await until(lambda: len(acted.made) == 2)
@@ -265,23 +250,19 @@ async def test_questions_without_a_session_end_no_other(acted: Acted) -> None:
 
 
 @cases(0, 2)
-def test_the_line_has_a_limit(waiting: int) -> None:
-    async def test() -> None:
-        acted = Acted(workers=1, waiting=waiting, is_free=False)
-        taken = [asyncio.ensure_future(acted.ask())]
-        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
-        taken += [asyncio.ensure_future(acted.ask()) for _ in range(waiting)]
-        await until(lambda: acted.pool.waiting == waiting)
-        with pytest.raises(Busy, match=f"{waiting} questions are waiting: ask again later"):
-            await acted.ask()
-        acted.made[0].go.set()
-        assert len([await each for each in taken]) == waiting + 1
-        await acted.pool.close()
-
-    run(test)
+@pooled(workers=1, is_free=False)
+async def test_the_line_has_a_limit(acted: Acted, waiting: int) -> None:
+    acted.pool = Pool(1, waiting, acted.make)
+    taken = [await acted.busy()]
+    taken += [asyncio.ensure_future(acted.ask()) for _ in range(waiting)]
+    await until(lambda: acted.pool.waiting == waiting)
+    with pytest.raises(Busy, match=f"{waiting} questions are waiting: ask again later"):
+        await acted.ask()
+    acted.made[0].go.set()
+    assert len([await each for each in taken]) == waiting + 1
 
 
-@acting(workers=1)
+@pooled(workers=1)
 async def test_a_question_that_fails_gives_its_planner_back(acted: Acted) -> None:
 
     def fail(_: object) -> None:
@@ -295,17 +276,16 @@ async def test_a_question_that_fails_gives_its_planner_back(acted: Acted) -> Non
     assert len(acted.made) == 1
 
 
-@acting(workers=1, is_free=False)
+@pooled(workers=1, is_free=False)
 async def test_an_asker_who_goes_gives_the_planner_back(acted: Acted) -> None:
-    gone = asyncio.ensure_future(acted.ask())
-    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+    gone = await acted.busy()
     gone.cancel()
     assert isinstance((await asyncio.gather(gone, return_exceptions=True))[0], asyncio.CancelledError)
     assert acted.made[0].cancelled > 0
     assert (await acted.ask()) is acted.made[0]
 
 
-@acting(workers=1, waiting=40, is_free=False)
+@pooled(workers=1, waiting=40, is_free=False)
 async def test_who_is_about_the_same_goes_first_but_not_always(acted: Acted) -> None:
     order: list[str] = []
 
@@ -323,7 +303,7 @@ async def test_who_is_about_the_same_goes_first_but_not_always(acted: Acted) -> 
     assert order == ["first", *["same"] * 8, "other", *["same"] * 4]
 
 
-@acting()
+@pooled()
 async def test_planners_that_nobody_asks_end(acted: Acted) -> None:
     await acted.ask("a")
     await acted.pool.close_idle(1000)
@@ -333,23 +313,20 @@ async def test_planners_that_nobody_asks_end(acted: Acted) -> None:
     assert (await acted.ask("a")) is acted.made[1]
 
 
-def test_the_end_of_the_pool_ends_every_question() -> None:
-    async def test() -> None:
-        acted = Acted(workers=1, is_free=False)
-        asked = [asyncio.ensure_future(acted.ask()) for _ in range(3)]
-        await until(lambda: acted.pool.waiting == 2 and acted.made[0].begun.is_set())
-        await acted.pool.close()
-        for each in asked:
-            with pytest.raises(Overtaken, match="the server ends: start it again"):
-                await each
-        assert [each.is_closed for each in acted.made] == [True]
+@pooled(workers=1, is_free=False)
+async def test_the_end_of_the_pool_ends_every_question(acted: Acted) -> None:
+    asked = [asyncio.ensure_future(acted.ask()) for _ in range(3)]
+    await until(lambda: acted.pool.waiting == 2 and acted.made[0].begun.is_set())
+    await acted.pool.close()
+    for each in asked:
         with pytest.raises(Overtaken, match="the server ends: start it again"):
-            await acted.ask()
+            await each
+    assert [each.is_closed for each in acted.made] == [True]
+    with pytest.raises(Overtaken, match="the server ends: start it again"):
+        await acted.ask()
 
-    run(test)
 
-
-@acting()
+@pooled()
 async def test_the_end_of_the_pool_ends_a_question_that_has_no_planner_yet(acted: Acted) -> None:
     async with acted.pool.asked() as question:
         fetching = asyncio.get_running_loop().create_future()
@@ -360,10 +337,9 @@ async def test_the_end_of_the_pool_ends_a_question_that_has_no_planner_yet(acted
     assert acted.made == []
 
 
-@acting(workers=1, is_free=False)
+@pooled(workers=1, is_free=False)
 async def test_who_goes_away_when_it_is_their_turn_lets_the_next_one_go_on(acted: Acted) -> None:
-    busy = asyncio.ensure_future(acted.ask())
-    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+    busy = await acted.busy()
 
     async def leave() -> None:
         async with acted.pool.asked("s") as question:
@@ -380,7 +356,7 @@ async def test_who_goes_away_when_it_is_their_turn_lets_the_next_one_go_on(acted
     assert (await last) is acted.made[0]
 
 
-@acting(workers=1, is_free=False, answered=0.1)
+@pooled(workers=1, is_free=False, answered=0.1)
 async def test_one_that_does_not_answer_is_killed(acted: Acted) -> None:
     with pytest.raises(TimeLimitError, match=r"llama.cpp did not answer within 0.1 seconds: ask again"):
         await acted.ask()
@@ -389,28 +365,22 @@ async def test_one_that_does_not_answer_is_killed(acted: Acted) -> None:
     assert (await acted.ask()) is acted.made[0], "it is asked again"
 
 
-def test_one_that_is_over_and_does_not_end_is_killed_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        acted = Acted(workers=1, is_free=False)
-        older = asyncio.ensure_future(acted.ask(session="s"))
-        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
-        acted.made[0].is_stopped = True
-        newer = asyncio.ensure_future(acted.ask(session="s"))
-        await until(lambda: acted.made[0].cancelled > 2)
-        assert (acted.made[0].killed, older.done()) == (0, False)
-        monkeypatch.setattr(pool, "GENTLY", 0.0)
-        with pytest.raises(Overtaken, match="a newer question was asked: this one was not answered"):
-            await older
-        assert acted.made[0].killed > 0 and (await newer) is acted.made[0]
-        await acted.pool.close()
-
-    run(test)
+@pooled(workers=1, is_free=False)
+async def test_one_that_is_over_and_does_not_end_is_killed_later(acted: Acted, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = await acted.busy(session="s")
+    acted.made[0].is_stopped = True
+    newer = asyncio.ensure_future(acted.ask(session="s"))
+    await until(lambda: acted.made[0].cancelled > 2)
+    assert (acted.made[0].killed, older.done()) == (0, False)
+    monkeypatch.setattr(pool, "GENTLY", 0.0)
+    with pytest.raises(Overtaken, match="a newer question was asked: this one was not answered"):
+        await older
+    assert acted.made[0].killed > 0 and (await newer) is acted.made[0]
 
 
-@acting(workers=1, is_free=False, patience=0.1)
+@pooled(workers=1, is_free=False, patience=0.1)
 async def test_nobody_waits_for_ever(acted: Acted) -> None:
-    busy = asyncio.ensure_future(acted.ask())
-    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+    busy = await acted.busy()
     with pytest.raises(Busy, match=r"no planner was free within 0.1 seconds: ask again later"):
         await acted.ask()
     assert acted.pool.waiting == 0
@@ -419,16 +389,13 @@ async def test_nobody_waits_for_ever(acted: Acted) -> None:
 
 
 @cases(True, False)
-def test_the_end_of_the_pool_kills_what_does_not_end(is_asked: bool) -> None:
-    async def test() -> None:
-        acted = Acted(workers=1, is_free=not is_asked)
-        asked = asyncio.ensure_future(acted.ask())
-        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
-        acted.made[0].is_stopped = True
-        await acted.pool.close()
-        assert acted.made[0].is_closed and acted.made[0].killed > 0
-        if is_asked:
-            with pytest.raises(Overtaken, match="the server ends: start it again"):
-                await asked
-
-    run(test)
+@pooled(workers=1)
+async def test_the_end_of_the_pool_kills_what_does_not_end(acted: Acted, is_asked: bool) -> None:
+    acted.is_free = not is_asked
+    asked = await acted.busy()
+    acted.made[0].is_stopped = True
+    await acted.pool.close()
+    assert acted.made[0].is_closed and acted.made[0].killed > 0
+    if is_asked:
+        with pytest.raises(Overtaken, match="the server ends: start it again"):
+            await asked
