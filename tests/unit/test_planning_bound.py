@@ -87,9 +87,7 @@ def placements(pieces: Pieces, units: Sequence[Unit], used: Sequence[int]) -> It
     places = [HOST, *order]
     ways = []
     for index, (layer, unit) in enumerate(zip(facts.layers, units, strict=False)):
-        free = [
-            tensor for tensor in layer.tensors if tensor.name not in (*pieces.pinned, *pieces.host_only.without_kernels)
-        ]
+        free = [each for each in layer.tensors if each.name not in (*pieces.pinned, *pieces.host_only.without_kernels)]
         ways.append(
             [
                 (
@@ -205,33 +203,36 @@ def test_no_placement_is_faster(
     assert 0 <= bound <= best * (1 + 1e-9) or bound == best == math.inf
 
 
+def compared(
+    model: tuple[Pieces, tuple[Unit, ...]],
+    budget: int,
+    devices: list[DeviceSpeed],
+    workload: Workload,
+    host: HostSpeed = DESKTOP,
+    costs: Costs | None = None,
+) -> float:
+    """The bound as a share of the best placement's price, with so many bytes on each device."""
+    budgets = [budget] * len(devices)
+    best = cheapest(*model, budgets, None, devices, workload, host, costs)
+    return lower_bound(*model, budgets, None, devices, host, workload, costs) / best
+
+
 def test_the_device_with_the_fastest_link_may_come_first() -> None:
-    pieces, units = model([[(200 * MIB, 4.5, False)]])
     devices = [replace(FAST, pcie=1e9), FAST]
-    case = [0, 0], None, devices
-    best = cheapest(pieces, units, *case, Workload(2048, 0))
-    bound = lower_bound(pieces, units, *case, DESKTOP, Workload(2048, 0))
-    assert best * 0.9 < bound <= best * (1 + 1e-9)
+    assert 0.9 < compared(model([[(200 * MIB, 4.5, False)]]), 0, devices, Workload(2048, 0)) <= 1 + 1e-9
 
 
 def test_no_device_need_be_used() -> None:
     # the prompt is short and the link slow: the host is faster without
-    pieces, units = model([[(200 * MIB, 4.5, False)]], n_ubatch=32)
-    case = [0], None, [replace(FAST, pcie=1e9)]
-    best = cheapest(pieces, units, *case, Workload(32, 0))
-    bound = lower_bound(pieces, units, *case, DESKTOP, Workload(32, 0))
-    assert best * 0.99 < bound <= best * (1 + 1e-9)
+    made = model([[(200 * MIB, 4.5, False)]], n_ubatch=32)
+    assert 0.99 < compared(made, 0, [replace(FAST, pcie=1e9)], Workload(32, 0)) <= 1 + 1e-9
 
 
 def test_a_cache_on_the_host_may_be_attended_to_there() -> None:
     # many threads wait long for one another, and here a split costs nothing
-    pieces, units = model([[(MIB, 4.5, False)]], cache_on_host=True)
-    many = replace(DESKTOP, threads=256)
-    free = replace(default(), split=0.0)
-    case = [GIB], None, [replace(FAST, pcie=1e9)]
-    best = cheapest(pieces, units, *case, Workload(0, 512, 30000), many, free)
-    bound = lower_bound(pieces, units, *case, many, Workload(0, 512, 30000), free)
-    assert best * 0.5 < bound <= best * (1 + 1e-9)
+    made = model([[(MIB, 4.5, False)]], cache_on_host=True)
+    many, free = replace(DESKTOP, threads=256), replace(default(), split=0.0)
+    assert 0.5 < compared(made, GIB, [replace(FAST, pcie=1e9)], Workload(0, 512, 30000), many, free) <= 1 + 1e-9
 
 
 def test_caches_on_the_host_take_its_room() -> None:
@@ -346,149 +347,113 @@ CACHED: dict[str, Any] = {"cache": 50, "attention": Attention(100, 100)}
 HEADS: dict[str, Any] = {**CACHED, "n_attention": 1}
 DEAR: dict[str, Any] = {"cache": 50, "attention": Attention(1000, 1000)}
 STATES: dict[str, Any] = {"cache": 0, "attention": None, "state": 50}
-PROMPT = Workload(64, 0)
+PROMPT, TOKEN = Workload(64, 0), Workload(0, 1)
 
-# layers, budgets, the host's budget, devices, what is priced, the rest of the model; of three layers of 100 bytes, on
-# devices that read 10 and 2 bytes a second and a host that reads 5
-BY_HAND: dict[str, tuple[list[Any], list[int], int | None, list[DeviceSpeed], Workload, dict[str, Any], float]] = {
-    "all on one": ([ONE] * 3, [300], None, [TEN], Workload(0, 1), {}, 30),
-    "one on a device": ([ONE] * 3, [100], None, [TEN], Workload(0, 1), {}, 10 + 40),
-    "one on each": ([ONE] * 3, [100, 200], 100, [TEN, TWO], Workload(0, 1), {}, 10 + 20 + 50),
-    "one on each, the slow one first": ([ONE] * 3, [200, 100], 100, [TWO, TEN], Workload(0, 1), {}, 10 + 20 + 50),
-    "slower than the host": ([ONE] * 3, [100, 200], None, [TEN, TWO], Workload(0, 1), {}, 10 + 40),
+
+def hand(
+    layers: list[Any],
+    budgets: list[int],
+    seconds: float,
+    host_budget: int | None = None,
+    devices: Sequence[DeviceSpeed] = (TEN,),
+    workload: Workload = TOKEN,
+    **more: Any,
+) -> tuple[Any, ...]:
+    """Layers within budgets, what they take, and what differs from a token on the one card without caches."""
+    return layers, budgets, host_budget, devices, workload, more, seconds
+
+
+# layers of 100 bytes, on devices that read 10 and 2 bytes a second and a host that reads 5
+BY_HAND = {
+    "all on one": hand([ONE] * 3, [300], 30),
+    "one on a device": hand([ONE] * 3, [100], 10 + 40),
+    "one on each": hand([ONE] * 3, [100, 200], 10 + 20 + 50, 100, [TEN, TWO]),
+    "one on each, the slow one first": hand([ONE] * 3, [200, 100], 10 + 20 + 50, 100, [TWO, TEN]),
+    "slower than the host": hand([ONE] * 3, [100, 200], 10 + 40, devices=[TEN, TWO]),
     # two of sixteen experts are read
-    "experts on the host": ([EXPERTS] * 2, [200], None, [TEN], Workload(0, 1), {}, 20 + 20),
-    "half of the experts": ([EXPERTS] * 2, [600], None, [TEN], Workload(0, 1), {}, 20 + 5 + 10),
-    "experts on each": ([EXPERTS] * 2, [200, 400], 400, [TEN, TWO], Workload(0, 1), {}, 20 + 10 + 25),
+    "experts on the host": hand([EXPERTS] * 2, [200], 20 + 20),
+    "half of the experts": hand([EXPERTS] * 2, [600], 20 + 5 + 10),
+    "experts on each": hand([EXPERTS] * 2, [200, 400], 20 + 10 + 25, 400, [TEN, TWO]),
     # those that are there first give way
-    "experts before other weights": ([EXPERTS[::-1]] * 2, [200], None, [TEN], Workload(0, 1), {}, 20 + 20),
-    "half of the experts before": ([EXPERTS[::-1]] * 2, [600], None, [TEN], Workload(0, 1), {}, 20 + 5 + 10),
-    "experts on each before": ([EXPERTS[::-1]] * 2, [200, 400], 400, [TEN, TWO], Workload(0, 1), {}, 20 + 10 + 25),
-    "experts before less room": ([EXPERTS[::-1]] * 2, [150], None, [TEN], Workload(0, 1), {}, 15 + 10 + 20),
-    "experts before less room on each": (
-        *([EXPERTS[::-1]] * 2, [150, 450], 400, [TEN, TWO], Workload(0, 1), {}),
-        15 + 10 + (350 / 5 + 450 / 2) / 8,
+    "experts before other weights": hand([EXPERTS[::-1]] * 2, [200], 20 + 20),
+    "half of the experts before": hand([EXPERTS[::-1]] * 2, [600], 20 + 5 + 10),
+    "experts on each before": hand([EXPERTS[::-1]] * 2, [200, 400], 20 + 10 + 25, 400, [TEN, TWO]),
+    "experts before less room": hand([EXPERTS[::-1]] * 2, [150], 15 + 10 + 20),
+    "experts before less room on each": hand(
+        [EXPERTS[::-1]] * 2, [150, 450], 15 + 10 + (350 / 5 + 450 / 2) / 8, 400, [TEN, TWO]
     ),
-    "experts before, and no room left": (
-        *([EXPERTS[::-1]] * 2, [300, 350], 350, [TEN, TWO], Workload(0, 1), {}),
-        20 + (100 / 10 + 350 / 5 + 350 / 2) / 8,
+    "experts before, and no room left": hand(
+        [EXPERTS[::-1]] * 2, [300, 350], 20 + (100 / 10 + 350 / 5 + 350 / 2) / 8, 350, [TEN, TWO]
     ),
-    "no room left anywhere": ([ONE] * 3, [100, 100], 100, [TEN, TWO], Workload(0, 1), {}, 10 + 20 + 50),
-    "caches": ([ONE] * 2, [300], None, [TEN], Workload(0, 1), CACHED, 30),
-    "a cache on the host": ([ONE] * 2, [150], None, [TEN], Workload(0, 1), CACHED, 15 + 30),
-    "caches on each": ([ONE] * 3, [150, 300], 150, [TEN_APART, TWO_APART], Workload(0, 1), CACHED, 15 + 30 + 75),
+    "no room left anywhere": hand([ONE] * 3, [100, 100], 10 + 20 + 50, 100, [TEN, TWO]),
+    "caches": hand([ONE] * 2, [300], 30, **CACHED),
+    "a cache on the host": hand([ONE] * 2, [150], 15 + 30, **CACHED),
+    "caches on each": hand([ONE] * 3, [150, 300], 15 + 30 + 75, 150, [TEN_APART, TWO_APART], **CACHED),
     # weights are not read faster for being where their cache is not, which is copied at a tenth of a byte a second
-    "heads": ([ONE] * 2, [300], None, [TEN], Workload(0, 1), HEADS, 30),
-    "heads on each": ([ONE] * 3, [150, 300], 150, [TEN_APART, TWO_APART], Workload(0, 1), HEADS, 15 + 30 + 75),
-    "heads, the slow one first": (
-        *([ONE] * 3, [300, 150], 150, [TWO_APART, TEN_APART], Workload(0, 1), HEADS),
-        15 + 30 + 75,
-    ),
-    "heads on devices": ([ONE] * 2, [150, 150], 0, [TEN_APART, TWO_APART], Workload(0, 1), HEADS, 15 + 75),
-    "heads on the host": ([ONE] * 3, [0], None, [TEN_APART], Workload(0, 1), HEADS, 90),
-    "heads on the slow ones": ([ONE] * 2, [0, 150], 150, [TEN_APART, TWO_APART], Workload(0, 1), HEADS, 30 + 75),
+    "heads": hand([ONE] * 2, [300], 30, **HEADS),
+    "heads on each": hand([ONE] * 3, [150, 300], 15 + 30 + 75, 150, [TEN_APART, TWO_APART], **HEADS),
+    "heads, the slow one first": hand([ONE] * 3, [300, 150], 15 + 30 + 75, 150, [TWO_APART, TEN_APART], **HEADS),
+    "heads on devices": hand([ONE] * 2, [150, 150], 15 + 75, 0, [TEN_APART, TWO_APART], **HEADS),
+    "heads on the host": hand([ONE] * 3, [0], 90, devices=[TEN_APART], **HEADS),
+    "heads on the slow ones": hand([ONE] * 2, [0, 150], 30 + 75, 150, [TEN_APART, TWO_APART], **HEADS),
     # the host attends in 100 seconds, and has a cache copied to the device in six
-    "caches that are copied": (
-        *([ONE] * 2, [200], None, [plain(10, 8)], Workload(0, 1), {**HEADS, "attention": Attention(100, 1000)}),
-        20 + 2 * 50 / 8,
+    "caches that are copied": hand(
+        [ONE] * 2, [200], 20 + 2 * 50 / 8, devices=[plain(10, 8)], **{**HEADS, "attention": Attention(100, 1000)}
     ),
     # where a second is what a byte of a cache saves, and a tenth a byte of weights
-    "caches first": ([ONE] * 2, [150], None, [TEN], Workload(0, 1), DEAR, 2 * 50 + 5 + 30),
-    "caches of heads first": (
-        [ONE] * 2,
-        [150],
-        None,
-        [TEN],
-        Workload(0, 1),
-        {**DEAR, "n_attention": 1},
-        2 * 50 + 5 + 30,
-    ),
-    "caches on the host": (
-        [ONE] * 2,
-        [100],
-        None,
-        [TEN],
-        Workload(0, 1),
-        {**CACHED, "cache_on_host": True},
-        10 + 20 + 20,
-    ),
+    "caches first": hand([ONE] * 2, [150], 2 * 50 + 5 + 30, **DEAR),
+    "caches of heads first": hand([ONE] * 2, [150], 2 * 50 + 5 + 30, **DEAR, n_attention=1),
+    "caches on the host": hand([ONE] * 2, [100], 10 + 20 + 20, **CACHED, cache_on_host=True),
     # read and written for every token
-    "states": ([ONE] * 2, [300], None, [TEN], Workload(0, 1), STATES, 2 * 10 + 2 * 10),
-    "states first": ([ONE] * 2, [150], None, [TEN], Workload(0, 1), STATES, 2 * 10 + 5 + 30),
-    "states on the host": ([ONE] * 2, [200], None, [TEN], Workload(0, 1), {**STATES, "cache_on_host": True}, 20 + 40),
-    "states on the host and a slow one": (
-        *([ONE] * 2, [200, 0], None, [TEN, TWO], Workload(0, 1), {**STATES, "cache_on_host": True}),
-        20 + 40,
+    "states": hand([ONE] * 2, [300], 2 * 10 + 2 * 10, **STATES),
+    "states first": hand([ONE] * 2, [150], 2 * 10 + 5 + 30, **STATES),
+    "states on the host": hand([ONE] * 2, [200], 20 + 40, **STATES, cache_on_host=True),
+    "states on the host and a slow one": hand(
+        [ONE] * 2, [200, 0], 20 + 40, devices=[TEN, TWO], **STATES, cache_on_host=True
     ),
-    "heads with a state": ([ONE] * 2, [320], None, [TEN], Workload(0, 1), {**HEADS, "state": 10}, 2 * (10 + 5 + 2)),
-    "tensors of no bytes": ([[(0, 4, False), *ONE]] * 2, [200], None, [TEN], Workload(0, 1), {}, 20),
-    "all pinned": (
-        *([ONE * 2], [0], None, [TEN], Workload(0, 1), {"pinned": {f"blk.0.{j}.weight": HOST for j in (0, 1)}}),
-        20 + 20,
+    "heads with a state": hand([ONE] * 2, [320], 2 * (10 + 5 + 2), **HEADS, state=10),
+    "tensors of no bytes": hand([[(0, 4, False), *ONE]] * 2, [200], 20),
+    "all pinned": hand([ONE * 2], [0], 20 + 20, pinned={f"blk.0.{j}.weight": HOST for j in (0, 1)}),
+    "pinned to the host": hand([ONE] * 2, [100], 20 + 10, pinned={"blk.0.0.weight": HOST}),
+    "kept on the host": hand([ONE] * 2, [100], 20 + 10, host_only=KEPT),
+    "kept on the host, wherever an override puts it": hand(
+        [ONE] * 2, [100], 20 + 10, host_only=KEPT, pinned={"blk.0.0.weight": 0}
     ),
-    "pinned to the host": (
-        *([ONE] * 2, [100], None, [TEN], Workload(0, 1), {"pinned": {"blk.0.0.weight": HOST}}),
-        20 + 10,
+    "a prompt, kept on the host": hand(
+        [ONE] * 2, [100], 20 + 5, devices=[plain(10, 20)], workload=PROMPT, host_only=KEPT
     ),
-    "kept on the host": (*([ONE] * 2, [100], None, [TEN], Workload(0, 1), {"host_only": KEPT}), 20 + 10),
-    "kept on the host, wherever an override puts it": (
-        *([ONE] * 2, [100], None, [TEN], Workload(0, 1), {"host_only": KEPT, "pinned": {"blk.0.0.weight": 0}}),
-        20 + 10,
+    "pinned to the slow one": hand([ONE] * 2, [100, 0], 50 + 10, devices=[TEN, TWO], pinned={"blk.0.0.weight": 1}),
+    "a head whose weights are pinned": hand(
+        [ONE] * 2, [150], 20 + 15 + 10, devices=[TEN_APART], **HEADS, pinned={"blk.0.0.weight": HOST}
     ),
-    "a prompt, kept on the host": ([ONE] * 2, [100], None, [plain(10, 20)], PROMPT, {"host_only": KEPT}, 20 + 5),
-    "pinned to the slow one": (
-        *([ONE] * 2, [100, 0], None, [TEN, TWO], Workload(0, 1), {"pinned": {"blk.0.0.weight": 1}}),
-        50 + 10,
+    "a head beside what is pinned": hand(
+        [ONE * 2] * 2, [350], 20 + 35 + 10, devices=[TEN_APART], **HEADS, pinned={"blk.0.1.weight": HOST}
     ),
-    "a head whose weights are pinned": (
-        *([ONE] * 2, [150], None, [TEN_APART], Workload(0, 1), {**HEADS, "pinned": {"blk.0.0.weight": HOST}}),
-        20 + 15 + 10,
+    "a prompt": hand([ONE] * 3, [300], 30, workload=PROMPT),
+    "a prompt of two batches": hand([ONE] * 3, [300], 2 * 30, workload=Workload(1024, 0)),
+    "a prompt, streamed to the better link": hand(
+        [ONE] * 3, [100, 0], 10 + 2 * 100 / 8, devices=[TEN, TWO], workload=PROMPT
     ),
-    "a head beside what is pinned": (
-        *([ONE * 2] * 2, [350], None, [TEN_APART], Workload(0, 1), {**HEADS, "pinned": {"blk.0.1.weight": HOST}}),
-        20 + 35 + 10,
-    ),
-    "a prompt": ([ONE] * 3, [300], None, [TEN], PROMPT, {}, 30),
-    "a prompt of two batches": ([ONE] * 3, [300], None, [TEN], Workload(1024, 0), {}, 2 * 30),
-    "a prompt, streamed to the better link": ([ONE] * 3, [100, 0], None, [TEN, TWO], PROMPT, {}, 10 + 2 * 100 / 8),
-    "caches of heads on the host": (
-        *([ONE] * 2, [100], None, [TEN], Workload(0, 1), {**HEADS, "cache_on_host": True}),
-        10 + 20 + 20,
-    ),
+    "caches of heads on the host": hand([ONE] * 2, [100], 10 + 20 + 20, **HEADS, cache_on_host=True),
     # unpacked as if each of their weights had eight bits
-    "few bits": ([FEW] * 3, [300], None, [TEN], Workload(0, 1), {}, 3 * 20),
-    "few bits of some": ([[*FEW, (20, 8e9, False)]] * 2, [240], None, [TEN], Workload(0, 1), {}, 2 * 20),
-    "few bits of most": ([[*FEW, (150, 8e9, False)]] * 2, [500], None, [TEN], Workload(0, 1), {}, 2 * 25),
-    "few bits of heads": ([FEW] * 2, [300], None, [TEN], Workload(0, 1), HEADS, 2 * 25),
-    "few bits of heads beside experts": (
-        *([[*FEW, (400, 8e9, True)]] * 2, [1100], None, [TEN], Workload(0, 1), HEADS),
-        2 * (25 + 5),
+    "few bits": hand([FEW] * 3, [300], 3 * 20),
+    "few bits of some": hand([[*FEW, (20, 8e9, False)]] * 2, [240], 2 * 20),
+    "few bits of most": hand([[*FEW, (150, 8e9, False)]] * 2, [500], 2 * 25),
+    "few bits of heads": hand([FEW] * 2, [300], 2 * 25, **HEADS),
+    "few bits of heads beside experts": hand([[*FEW, (400, 8e9, True)]] * 2, [1100], 2 * (25 + 5), **HEADS),
+    "few bits of experts": hand([[*ONE, (400, 4, True)]] * 2, [1000], 2 * (10 + 10)),
+    "few bits of experts beside heads": hand([[*ONE, (400, 4, True)]] * 2, [1100], 2 * (15 + 10), **HEADS),
+    "few bits of experts beside states": hand([[*ONE, (400, 4, True)]] * 2, [1100], 2 * (10 + 10 + 10), **STATES),
+    "few bits of what is pinned": hand([FEW] * 2, [100], 40 + 20, pinned={"blk.0.0.weight": HOST}),
+    "a prompt, a fast link without use": hand(
+        [ONE] * 3, [100], 10 + 40, devices=[plain(10, 20)], workload=PROMPT, op_offload=False
     ),
-    "few bits of experts": ([[*ONE, (400, 4, True)]] * 2, [1000], None, [TEN], Workload(0, 1), {}, 2 * (10 + 10)),
-    "few bits of experts beside heads": (
-        *([[*ONE, (400, 4, True)]] * 2, [1100], None, [TEN], Workload(0, 1), HEADS),
-        2 * (15 + 10),
-    ),
-    "few bits of experts beside states": (
-        *([[*ONE, (400, 4, True)]] * 2, [1100], None, [TEN], Workload(0, 1), STATES),
-        2 * (10 + 10 + 10),
-    ),
-    "few bits of what is pinned": (
-        *([FEW] * 2, [100], None, [TEN], Workload(0, 1), {"pinned": {"blk.0.0.weight": HOST}}),
-        40 + 20,
-    ),
-    "a prompt, a fast link without use": (
-        *([ONE] * 3, [100], None, [plain(10, 20)], PROMPT, {"op_offload": False}),
-        10 + 40,
-    ),
-    "a prompt, nothing streamed": ([ONE] * 3, [100], None, [TEN], PROMPT, {"op_offload": False}, 10 + 40),
+    "a prompt, nothing streamed": hand([ONE] * 3, [100], 10 + 40, workload=PROMPT, op_offload=False),
 }
 
 
 @pytest.mark.parametrize("case", BY_HAND.values(), ids=BY_HAND)
-def test_figures_by_hand(
-    case: tuple[list[Any], list[int], int | None, list[DeviceSpeed], Workload, dict[str, Any], float],
-) -> None:
+def test_figures_by_hand(case: tuple[Any, ...]) -> None:
     layers, budgets, host_budget, devices, workload, more, seconds = case
     pieces, units = model(layers, **{"cache": 0, "attention": None, **more})
     bare = replace(pieces, facts=replace(pieces.facts, output=()))
@@ -511,12 +476,11 @@ def test_all_on_the_host_saves_a_split(
     bare = replace(pieces, facts=replace(pieces.facts, output=()))
     costs = replace(NO_WAITS, split=1000)
     for host_budget, expected in ((None, on_host), (size, on_host), (size - 1, on_device + 1000)):
-        found = lower_bound(bare, units, [size, 0], host_budget, [TEN_APART, TWO_APART], FIVE, Workload(0, 1), costs)
+        found = lower_bound(bare, units, [size, 0], host_budget, [TEN_APART, TWO_APART], FIVE, TOKEN, costs)
         assert found == pytest.approx(expected), host_budget
-    cheap = lower_bound(
-        bare, units, [size, 0], None, [TEN_APART, TWO_APART], FIVE, Workload(0, 1), replace(costs, split=1)
-    )
-    assert cheap == pytest.approx(on_device + 1)
+    cheap = replace(costs, split=1)
+    found = lower_bound(bare, units, [size, 0], None, [TEN_APART, TWO_APART], FIVE, TOKEN, cheap)
+    assert found == pytest.approx(on_device + 1)
 
 
 @given(st.lists(st.integers(0, 12 * GIB), min_size=3, max_size=3), st.integers(0, 2), st.integers(0, GIB))

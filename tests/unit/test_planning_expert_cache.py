@@ -52,6 +52,7 @@ PAIRS = DATA / "expert_cache_pairs.csv"
 # eight experts of 1000 and 500 bytes: 1024 and 512 of a buffer, and 24 less for the next slot
 SMALL = (("Q4_K", 8000), ("Q6_K", 4000))
 LARGE = (("Q4_K", 16000), ("Q6_K", 8000))
+OTHER = (("Q4_0", 8000), ("Q6_K", 4000))
 
 
 def experts(*layers: tuple[int, tuple[tuple[str, int], ...]]) -> list[Experts]:
@@ -66,20 +67,8 @@ def experts(*layers: tuple[int, tuple[tuple[str, int], ...]]) -> list[Experts]:
     ("too few for a token", experts((0, SMALL)), 4607, [1], [(0, (0,), 0, 0)]),
     ("layers share slots", experts((0, SMALL), (0, SMALL)), 10**6, [1], [(0, (0, 1), 16, 25600)]),
     ("by their bytes", experts((0, SMALL), (0, LARGE)), 18432, [1], [(0, (0,), 3, 6144), (0, (1,), 3, 12160)]),
-    (
-        "another type, as many bytes",
-        experts((0, SMALL), (0, (("Q4_0", 8000), ("Q6_K", 4000)))),
-        12288,
-        [1],
-        [(0, (0,), 3, 6144), (0, (1,), 3, 6144)],
-    ),
-    (
-        "devices by their shares",
-        experts((0, SMALL), (1, SMALL)),
-        3 * 6144,
-        [2, 1],
-        [(0, (0,), 7, 12160), (1, (1,), 3, 6144)],
-    ),
+    ("another type, as large", experts((0, SMALL), (0, OTHER)), 12288, [1], [(0, (0,), 3, 6144), (0, (1,), 3, 6144)]),
+    ("by their shares", experts((0, SMALL), (1, SMALL)), 18432, [2, 1], [(0, (0,), 7, 12160), (1, (1,), 3, 6144)]),
     ("a device without them has no share", experts((1, SMALL)), 6144, [9, 1], [(1, (0,), 3, 6144)]),
     ("none", [], 6144, [1], []),
 )

@@ -111,9 +111,7 @@ def test_the_knee_is_where_a_user_brings_less_than_half_of_one_alone() -> None:
     st.integers(1, 5000),
     st.integers(1, 500),
 )
-def test_more_users_are_never_quicker(
-    users: int, slots: int, gap: float, reused: float, prompt: int, answer: int
-) -> None:
+def test_more_users_are_no_quicker(users: int, slots: int, gap: float, reused: float, prompt: int, answer: int) -> None:
     found = turns(Session(prompt, answer, reused, 5, users, gap), slots)
     assert found.all.users == users
     for few, more in zip(found.points, found.points[1:], strict=False):

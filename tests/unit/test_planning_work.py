@@ -222,7 +222,7 @@ def test_which_layers_have_a_window(architecture: str, keys: dict[str, int], win
     ("gemma2", {"gemma2.attention.sliding_window": 512}, 512),
     ("gemma3", {}, 0),
 )
-def test_a_window_that_the_header_does_not_name_is_the_architectures(
+def test_a_window_that_no_header_names_is_the_architectures(
     architecture: str, keys: dict[str, int], window: int
 ) -> None:
     found = facts_of(replace(model_of(SHAPES["gemma3-12b"]), architecture=architecture, metadata=keys))
@@ -276,11 +276,7 @@ def test_states_are_told_from_caches_by_their_names() -> None:
     }
     entries = tuple(LayoutEntry(LAYOUT_DEVICE, name, "context", size) for name, size in sizes.items())
     found = units_of(Layout(entries, 1, N_CTX), 13, lambda _: False)
-    assert {unit.index: (unit.cache, unit.state) for unit in found if unit.cache} == {
-        0: (3, 0),
-        1: (28, 28),
-        12: (32, 32),
-    }
+    assert {u.index: (u.cache, u.state) for u in found if u.cache} == {0: (3, 0), 1: (28, 28), 12: (32, 32)}
 
 
 # --- placements
@@ -369,9 +365,7 @@ LARGEST = max(tensor.bytes for tensor in facts(MODEL).tensors)
     # what no device takes is not streamed to one either
     ("larger than on both", (LARGEST - 1, LARGEST - 1), {0, 1, HOST}),
 )
-def test_what_is_too_large_for_a_device_is_on_the_host(
-    largest_tensors: tuple[int | None, ...], too_small: set[int]
-) -> None:
+def test_what_no_device_takes_is_on_the_host(largest_tensors: tuple[int | None, ...], too_small: set[int]) -> None:
     found = facts(MODEL)
     layout = Layout(tuple(LayoutEntry(LAYOUT_DEVICE, name, "model", 1) for name in found.names), 128, N_CTX)
     kept = host_only_tensors(found, layout, largest_tensors)
