@@ -21,19 +21,9 @@ from fitter.planning.search.corrections import settle, settle_partial, settle_wh
 from fitter.planning.search.expectations import expected_plan, expected_whole, last_true, likely_fits_host
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks, SearchState
+from fitter.text import MIB
 from tests.support.cases import cases, named_cases
-from tests.support.synthetic import (
-    CARD,
-    DENSE,
-    MIB,
-    MOE,
-    SLOW_CARD,
-    SyntheticLlama,
-    SyntheticModel,
-    limits,
-    priced,
-    request,
-)
+from tests.support.synthetic import CARD, DENSE, MOE, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 
 def known_of(asked: Request, model: SyntheticModel, llama: SyntheticLlama | None = None) -> SearchState:
@@ -168,12 +158,17 @@ class Crashing(SyntheticLlama):
         return super().measure(params)
 
 
-@cases("request", "context")
+@cases("request", "context", "without prices")
 def test_a_crash_is_a_context_too_large(objective: str) -> None:
     devices = limits(8000)
-    asked = replace(priced(request(DENSE, devices), DENSE, CARD), objective=objective)
+    asked = request(DENSE, devices)
+    if objective != "without prices":
+        asked = replace(priced(asked, DENSE, CARD), objective=objective)
     trial = chosen(known_of(asked, DENSE, Crashing(DENSE, devices)))
     assert trial.fits and 19000 < trial.params.n_ctx <= 20000
+    own = replace(asked, params=Params(n_ctx=30000), fixed=frozenset({"n_ctx"}))
+    with pytest.raises(LlamaCppCrashError, match="SIGABRT"):
+        chosen(known_of(own, DENSE, Crashing(DENSE, devices)))
 
 
 @named_cases(
@@ -296,18 +291,3 @@ def test_settling_corrects_until_it_fits() -> None:
     # what is left is less than the smallest tensor
     assert 900 * MIB - trial.breakdown.on("CUDA0").used < 30 * MIB
     assert settle(found, 4096, False, lambda at: None) is None
-
-
-@named_cases(
-    ("what-is-no-faster-is-not-measured", [(9, 0), (0, 9)], 1),
-    ("what-is-faster-is", [(5, 4), (9, 0)], 2),
-    ("the-same-again", [(9, 0), (9, 0)], 1),
-)
-def test_a_correction_must_promise_something(counts: list[tuple[int, int]], loads: int) -> None:
-    devices = limits(3000, 3000)
-    llama = SyntheticLlama(DENSE, devices)
-    found = known_of(priced(request(DENSE, devices), DENSE, CARD), DENSE, llama)
-    found.units(4096)
-    proposed = iter([Placement(0, each) for each in counts])
-    trial = settle(found, 4096, True, lambda at: next(proposed, None))
-    assert trial is not None and trial.fits and len(llama.asked) == loads

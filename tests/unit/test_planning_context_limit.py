@@ -52,20 +52,12 @@ def fitted(asked: Request, llama: SyntheticLlama) -> Plan:
     return fit(asked, SUMMARY, ways, lambda progress: None, True)
 
 
-def test_the_largest_context_that_the_device_takes_is_the_answer() -> None:
-    devices = taking(limits(100_000), 1024)
-    llama = Strict(MODEL, devices)
-    plan = fitted(request(MODEL, devices), llama)
-    # 4096 bytes a token and layer: 1024 MiB are 262144 of them
-    assert plan.fits and plan.params.n_ctx == 262144
-    assert llama.crashes == 0
-
-
-@cases(3, 16)
-def test_the_context_is_a_multiple_of_what_all_sequences_are_padded_to(n_seq_max: int) -> None:
+@cases(1, 3, 16)
+def test_the_largest_context_that_the_device_takes_in_steps_of_all_sequences(n_seq_max: int) -> None:
     devices = taking(limits(400_000), 1000)
     llama = Strict(MODEL, devices)
     plan = fitted(request(MODEL, devices, params=Params(n_seq_max=n_seq_max)), llama)
+    # 4096 bytes a token and layer
     step = 256 * n_seq_max
     assert plan.params.n_ctx == 1000 * MIB // 4096 // step * step
     assert plan.fits and llama.crashes == 0
@@ -191,31 +183,25 @@ def test_of_the_devices_that_the_user_has_chosen_the_one_that_takes_least_is_nam
     assert plan.problems[0].device == "CUDA0" and "-c 2048 or less" in plan.problems[0].message
 
 
-def test_only_layers_on_devices_count() -> None:
-    large = {6: 900 * MIB, 7: 10 * MIB}
+LARGE = {"cache_k_l6": 900 * MIB, "cache_k_l7": 10 * MIB}
 
+
+@named_cases(
+    ("the large one is on the host", 2, LARGE, None),
+    ("it is on a device", 3, LARGE, "cache_k_l6"),
+    ("all are, with the first", 99, {"cache_k_l0": 900 * MIB}, "cache_k_l0"),
+)
+def test_only_layers_on_devices_count(n_gpu_layers: int, caches: dict[str, int], refused: str | None) -> None:
     def record(params: Params) -> Layout:
-        entries = [LayoutEntry("Recorder", f"cache_k_l{layer}", "context", size) for layer, size in large.items()]
+        entries = [LayoutEntry("Recorder", name, "context", size) for name, size in caches.items()]
         return Layout(tuple(entries), 128, params.n_ctx)
 
-    devices = taking(limits(100_000), 100)
-    for n_gpu_layers, is_in_the_way in ((2, False), (3, True)):
-        params = Params(n_ctx=4096, n_gpu_layers=n_gpu_layers)
-        asked = request(MODEL, devices, params=params, fixed=("n_ctx", "n_gpu_layers"))
-        if is_in_the_way:
-            with pytest.raises(LlamaCppError, match="cache_k_l6"):
-                limited(asked, record)
-        else:
-            assert limited(asked, record) == (asked, None)
-
-
-def test_the_first_layer_counts_where_all_are_on_devices() -> None:
-    def record(params: Params) -> Layout:
-        return Layout((LayoutEntry("Recorder", "cache_k_l0", "context", 900 * MIB),), 128, params.n_ctx)
-
-    params = Params(n_ctx=4096, n_gpu_layers=99)
-    asked = request(MODEL, taking(limits(100_000), 100), params=params, fixed=("n_ctx", "n_gpu_layers"))
-    with pytest.raises(LlamaCppError, match="cache_k_l0"):
+    params, fixed = Params(n_ctx=4096, n_gpu_layers=n_gpu_layers), ("n_ctx", "n_gpu_layers")
+    asked = request(MODEL, taking(limits(100_000), 100), params=params, fixed=fixed)
+    if refused is None:
+        assert limited(asked, record) == (asked, None)
+        return
+    with pytest.raises(LlamaCppError, match=refused):
         limited(asked, record)
 
 
@@ -272,6 +258,20 @@ def test_the_rules_on_devices() -> None:
     pinned = {device.name: replace(asked, pinned={"blk.0.attn_q.weight": d}) for d, device in enumerate(devices)}
     assert usable(pinned["CUDA1"], devices) == devices[:2] and usable(pinned["CUDA2"], devices) == ()
     assert wider(pinned["CUDA0"], devices[:2], 8192) == () and wider(pinned["CUDA1"], devices[:2], 8192) == devices[1:2]
+
+
+@named_cases(
+    ("one-takes-too-little", (), 4095, ["CUDA0"]),
+    ("one-takes-the-smallest", (), 4096, ["CUDA0", "CUDA1"]),
+    ("the-user-wants-it", ("devices",), 4095, []),
+    ("the-users-split-has-it", ("tensor_split",), 4095, []),
+    ("the-users-context", ("n_ctx",), 8191, ["CUDA0"]),
+    ("the-users-context-is-taken", ("n_ctx",), 8192, ["CUDA0", "CUDA1"]),
+)
+def test_devices_that_take_the_context(fixed: tuple[str, ...], limit: int, names: list[str]) -> None:
+    devices = limits(3000, 1000)
+    asked = replace(request(MODEL, devices, params=Params(n_ctx=8192), fixed=fixed), context_limits={"CUDA1": limit})
+    assert [device.name for device in usable(asked, devices)] == names
 
 
 def test_a_state_is_called_one() -> None:

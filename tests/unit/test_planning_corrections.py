@@ -67,6 +67,9 @@ def test_what_is_proposed_from(is_whole: bool) -> None:
     ("a-faster-one", True, (ON_BOTH, None, ON_THE_FIRST), ON_THE_FIRST, 2),
     ("one-that-is-no-faster", True, (ON_THE_FIRST, None, ON_THE_SECOND), ON_THE_FIRST, 1),
     ("the-same-again", True, (ON_BOTH, None, ON_BOTH), ON_BOTH, 1),
+    ("a-faster-one-at-once", True, (ON_BOTH, ON_THE_FIRST), ON_THE_FIRST, 2),
+    ("one-that-is-no-faster-at-once", True, (ON_THE_FIRST, ON_THE_SECOND), ON_THE_FIRST, 1),
+    ("the-same-at-once", True, (ON_THE_FIRST, ON_THE_FIRST), ON_THE_FIRST, 1),
     ("nothing-is-priced", False, (ON_BOTH, None, ON_THE_FIRST), ON_BOTH, 1),
 )
 def test_a_plan_is_refined_in_the_room_that_it_leaves(

@@ -25,9 +25,7 @@ def names(kinds: Sequence[str], layers: Sequence[int], suffixes: Sequence[str] =
 def moved(
     kinds: Sequence[str], layers: Sequence[int], suffixes: Sequence[str] = ("weight",), target: int = HOST
 ) -> tuple[tuple[Item, int], ...]:
-    return tuple(
-        (Item(layer, f"blk.{layer}.ffn_{kind}", tuple(suffixes), 10), target) for layer in layers for kind in kinds
-    )
+    return tuple((Item(n, f"blk.{n}.ffn_{kind}", tuple(suffixes), 10), target) for n in layers for kind in kinds)
 
 
 ATTENTION = [f"blk.{layer}.attn_q.weight" for layer in range(N_LAYER)]
@@ -44,7 +42,7 @@ LAST_DENSE = [*ATTENTION, *names(EXPS, range(3)), *names(KINDS, [3])]
     ("the experts of two layers", MOE, Placement(0, (5,), moved(EXPS, [0, 1])), [], ("n_cpu_moe", 2)),
     ("one tensor less of the first layer", MOE, Placement(0, (5,), moved(EXPS, [0, 1])[1:]), [], None),
     (
-        "one tensor more of a later layer",
+        "a tensor more of a later layer",
         MOE,
         Placement(0, (5,), (*moved(EXPS, [0, 1]), *moved(EXPS[:1], [3]))),
         [],
@@ -68,7 +66,7 @@ LAST_DENSE = [*ATTENTION, *names(EXPS, range(3)), *names(KINDS, [3])]
     ("the user placed the others", MOE, Placement(0, (5,), moved(EXPS, [1])), names(EXPS, [0]), ("n_cpu_moe", 2)),
     ("feed-forward weights", DENSE, Placement(0, (5,), moved(KINDS, [0, 1])), [], ("n_cpu_ffn", 2)),
     (
-        "attention too",
+        "attention",
         MOE,
         Placement(0, (5,), (*moved(EXPS, [0]), (Item(0, "blk.0.attn_q", ("weight",), 1), HOST))),
         [],
@@ -76,7 +74,7 @@ LAST_DENSE = [*ATTENTION, *names(EXPS, range(3)), *names(KINDS, [3])]
     ),
     ("nothing", MOE, Placement(1, (4,)), [], None),
 )
-def test_the_flag_of_a_placement(
+def test_a_flag_says_it(
     every: list[str], placement: Placement, pinned: list[str], flag: tuple[str, int] | None
 ) -> None:
     override, rest = override_like(placement, every, pinned)
@@ -111,12 +109,15 @@ def test_layers_for_prediction_keep_all_experts_apart() -> None:
 (NCMOE,) = host_overrides(False, 2, None, MOE)
 (MORE,) = host_overrides(False, 3, None, MOE)
 (NCFFN,) = host_overrides(False, None, 1, DENSE)
-OTHER, MOVED, ELSEWHERE = (TensorBuftOverride(*pair) for pair in (("a", "CPU"), ("^b$", "CPU"), ("c", "CUDA0")))
+OTHER, MOVED, BACK = (TensorBuftOverride(pattern, "CPU") for pattern in ("a", "^b$", r"(a)\1"))
+ELSEWHERE = TensorBuftOverride("c", "CUDA0")
 
 
 @named_cases(
     ("flags", [NCFFN, NCMOE], [NCFFN, NCMOE], [("n_cpu_ffn", 1), ("n_cpu_moe", 2)]),
     ("a flag beside others", [OTHER, NCMOE, MOVED], [TensorBuftOverride("a|^b$", "CPU"), NCMOE], [("n_cpu_moe", 2)]),
+    ("others with a device between them", [OTHER, ELSEWHERE, MOVED], [OTHER, ELSEWHERE, MOVED], []),
+    ("a back reference", [BACK, OTHER], [BACK, OTHER], []),
     ("one has the other", [NCMOE, MORE], [MORE], [("n_cpu_moe", 3)]),
     ("all have the others", [CMOE, NCMOE], [CMOE], [("cpu_moe", 1)]),
     ("beside a device, whose place in the order counts", [ELSEWHERE, NCMOE], [ELSEWHERE, NCMOE], []),

@@ -115,6 +115,8 @@ def test_best_of_two(one: Trial, other: Trial, is_one: bool) -> None:
 
 @named_cases(
     ("fewer-bytes", (900,), (1000,), True),
+    ("hardly-fewer-bytes", (9900,), (10000,), True),
+    ("as-many-bytes", (1000,), (1000,), False),
     ("more-bytes", (1000,), (900,), False),
     ("the-same-in-one-place", (1000,), (500, 500), True),
     ("the-same-in-two", (500, 500), (1000,), False),
@@ -127,6 +129,7 @@ def test_lacks_less(one: tuple[int, ...], other: tuple[int, ...], expected: bool
 
 @named_cases(
     ("lacks-less", trial(missing=(1,)), trial(missing=(2,)), False, True),
+    ("lacks-as-much", trial(missing=(2,)), trial(missing=(2,)), True, False),
     ("lacks-more", trial(missing=(2,)), trial(missing=(1,)), False, False),
     ("fits-at-last", trial(seconds=99.0), trial(missing=(1,)), False, True),
     ("fits-no-more", trial(seconds=1.0, missing=(1,)), trial(), False, False),

@@ -1,10 +1,9 @@
-"""Packing, patterns and split points: the rules, one by one."""
+"""Packing, split points, and options and margins that decide it: the rules, one by one."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,25 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter.errors import UsageError
-from fitter.llama.types import LAYOUT_DEVICE, DeviceInfo, Layout, LayoutEntry
+from fitter.llama.types import DeviceInfo
 from fitter.parameters.values import parse_overrides
 from fitter.planning.placing.host_flags import host_overrides
-from fitter.planning.placing.layer_sizes import HOST, Item, Unit, units_of
-from fitter.planning.placing.packing import pack, pack_fastest, pack_whole
-from fitter.planning.placing.placement import (
-    Placement,
-    caches_on,
-    counts_for_split,
-    gaps_of,
-    overrides_of,
-    pattern_for,
-    weights_on,
-)
+from fitter.planning.placing.layer_sizes import HOST, Item, Unit
+from fitter.planning.placing.packing import pack, pack_whole
+from fitter.planning.placing.placement import Placement, counts_for_split, gaps_of
 from fitter.planning.placing.spill import Ranges
 from fitter.planning.request.constraints import device_limits
-from fitter.planning.search.compute_buffers import LearnedCompute
 from tests.support.cases import cases, named_cases
-from tests.support.units import layer, model
+from tests.support.units import is_within, layer, model
 
 MIB = 1024 * 1024
 
@@ -53,11 +43,6 @@ def test_whole_layers(budgets: list[int], counts: tuple[int, ...] | None) -> Non
 def host_bytes(placement: Placement) -> int:
     """Bytes of items of devices' layers that are on the host."""
     return sum(item.bytes for item, target in placement.moved if target == HOST)
-
-
-def is_within(units: Sequence[Unit], placement: Placement, budgets: Sequence[int]) -> bool:
-    used = map(sum, zip(weights_on(units, placement), caches_on(units, placement), strict=True))
-    return all(used <= max(budget, 0) for used, budget in zip(used, budgets, strict=True))
 
 
 @named_cases(
@@ -140,11 +125,12 @@ def test_what_packing_promises(
 
 @named_cases(
     ("halves", 33, (1.0, 1.0), (17, 16)),
-    ("counts-are-kept", 33, (20.0, 13.0), (20, 13)),
-    ("eight", 62, (9.0, 5.0, 5.0, 5.0, 8.0, 8.0, 10.0, 12.0), (9, 5, 5, 5, 8, 8, 10, 12)),
     ("none-on-the-first", 5, (0.0, 1.0), (0, 5)),
     ("none-on-the-last", 5, (1.0, 0.0), (5, 0)),
     ("no-layers", 0, (1.0, 1.0), (0, 0)),
+    ("a-split-of-nothing-is-all-on-the-first", 5, (0.0, 0.0, 0.0), (5, 0, 0)),
+    ("no-layers-on-one", 0, (0.0,), (0,)),
+    ("no-devices", 5, (), ()),
 )
 def test_split_points(n_gpu_layers: int, split: tuple[float, ...], counts: tuple[int, ...]) -> None:
     assert counts_for_split(n_gpu_layers, split) == counts
@@ -155,119 +141,35 @@ def test_counts_as_split_give_the_same_counts(counts: list[int]) -> None:
     assert counts_for_split(sum(counts), [float(count) for count in counts]) == tuple(counts)
 
 
-GATE, UP, DOWN, ALL = "ffn_gate", "ffn_up", "ffn_down", range(4)
-
-
-@named_cases(
-    ("nothing-in-common", {GATE: [0], UP: [1]}, "^blk.(0.ffn_gate|1.ffn_up).weight$"),
-    ("a-name-that-goes-on", {UP: [3], f"{UP}_exps": [3]}, "^blk.3.ffn_up(|_exps).weight$"),
-    ("every-layer-has-all", {GATE: ALL, UP: ALL}, "^blk.(0|1|2|3).ffn_(gate|up).weight$"),
-    ("by-layer", {GATE: [1], UP: [1, 2], DOWN: [2]}, "^blk.(2.ffn_(down|up)|1.ffn_(gate|up)).weight$"),
-    ("some-have-all", {GATE: [1, 2], UP: [1, 2, 3]}, "^blk.((1|2).ffn_(gate|up)|3.ffn_up).weight$"),
-)
-def test_patterns_are_short(tensors: dict[str, Sequence[int]], pattern: str) -> None:
-    items = [Item(n, f"blk.{n}.{name}", ("weight",), 1) for name, layers in tensors.items() for n in layers]
-    found = pattern_for(items)
-    assert found == pattern
-    names = [f"blk.{n}.{name}.weight" for n in range(14) for name in (GATE, UP, DOWN, f"{UP}_exps")]
-    assert {name for name in names if re.search(found, name)} == {f"{item.stem}.weight" for item in items}
-
-
-def test_one_override_per_target() -> None:
-    a, b, c = (Item(n, f"blk.{n}.ffn_up", ("weight",), 1) for n in range(3))
-    overrides = overrides_of(Placement(0, (2, 2), ((a, HOST), (b, 1), (c, HOST))), ["CUDA0", "CUDA1"])
-    assert [(o.pattern, o.buffer_type) for o in overrides] == [
-        ("^blk.(0|2).ffn_up.weight$", "CPU"),
-        ("^blk.1.ffn_up.weight$", "CUDA1"),
-    ]
-
-
-def test_layout_becomes_layers() -> None:
-    def entry(name: str, kind: str, size: int, where: str = LAYOUT_DEVICE) -> LayoutEntry:
-        return LayoutEntry(where, name, kind, size)  # type: ignore[arg-type]
-
-    layout = Layout(
-        (
-            entry("token_embd.weight", "model", 999, "CUDA_Host"),
-            entry("token_embd.weight", "model", 130),
-            entry("blk.0.attn_q.weight", "model", 128),
-            entry("blk.0.ffn_up.weight", "model", 127),
-            entry("blk.0.ffn_up.bias", "model", 1),
-            entry("blk.1.ffn_up.weight", "model", 256),
-            entry("blk.1.scale", "model", 128),
-            entry("enc.layer.0.weight", "model", 128),
-            entry("cache_k_l0", "context", 256),
-            entry("cache_v_l1 (view)", "context", 1),
-        ),
-        128,
-        256,
-    )
-    units = units_of(layout, 2, lambda name: "ffn_up" in name, {"blk.1.ffn_up.weight": HOST})
-    assert [(u.fixed, u.cache, u.movable) for u in units] == [(128, 256, 256), (128, 128, 0), (384, 0, 0)]
-    assert units[0].items[0].suffixes == ("weight", "bias")
-    # what is not named as tensors of a layer are cannot be placed apart
-    assert [[item.stem for item in unit.rest] for unit in units] == [["blk.0.attn_q"], [], []]
-
-
-def test_compute_is_learned() -> None:
-    learned = LearnedCompute()
-    assert learned.at("CUDA0", 5) is None
-    learned.learn("CUDA0", 1000, 100)
-    assert learned.at("CUDA0", 9999) == 100
-    learned.learn("CUDA0", 3000, 300)
-    assert [learned.at("CUDA0", n) for n in (1000, 2000, 3000, 4000, 0)] == [100, 200, 300, 400, 0]
-    learned.learn("CUDA0", 3000, 500)
-    assert learned.at("CUDA0", 2000) == 300
-
-
 @cases("", "a", "=CPU", "a=", "a=CPU,", ",a=CPU")
 def test_overrides_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="not of the form"):
         parse_overrides([text])
 
 
+EXPERTS = {"blk.0.ffn_up_exps", "blk.12.ffn_gate_up_exps", "blk.2.ffn_down_chexps"}
+DENSE = {"blk.0.ffn_up", "blk.0.ffn_gate", "blk.7.ffn_down"}
+
+
 @named_cases(
-    ("all", True, None, {"blk.0.ffn_up_exps", "blk.12.ffn_gate_up_exps", "blk.2.ffn_down_chexps"}),
-    ("first-two", False, 2, {"blk.0.ffn_up_exps"}),
-    ("many", False, 13, {"blk.0.ffn_up_exps", "blk.12.ffn_gate_up_exps", "blk.2.ffn_down_chexps"}),
-    ("none", False, 0, set()),
+    ("all-experts", True, None, None, EXPERTS),
+    ("of-the-first-two-layers", False, 2, None, {"blk.0.ffn_up_exps"}),
+    ("of-many-layers", False, 13, None, EXPERTS),
+    ("of-none", False, 0, None, set()),
+    ("no-feed-forward", False, None, 0, set()),
+    ("feed-forward-of-the-first-layer", False, None, 1, {"blk.0.ffn_up", "blk.0.ffn_gate"}),
+    ("of-99", False, None, 99, DENSE),
 )
-def test_expert_options(cpu_moe: bool, n_cpu_moe: int | None, caught: set[str]) -> None:
-    names = [
-        "blk.0.ffn_up_exps",
-        "blk.12.ffn_gate_up_exps",
-        "blk.2.ffn_down_chexps",
-        "blk.0.ffn_up",
-        "blk.1.ffn_up_shexp",
-    ]
-    patterns = [override.pattern for override in host_overrides(cpu_moe, n_cpu_moe, None, names)]
+def test_options_for_the_host(cpu_moe: bool, n_cpu_moe: int | None, n_cpu_ffn: int | None, caught: set[str]) -> None:
+    names = [*EXPERTS, *DENSE, "blk.1.ffn_up_shexp", "blk.0.ffn_norm"]
+    patterns = [override.pattern for override in host_overrides(cpu_moe, n_cpu_moe, n_cpu_ffn, names)]
     assert {name for name in names if any(re.search(pattern, name + ".weight") for pattern in patterns)} == caught
 
 
-def test_a_negative_number_of_expert_layers() -> None:
-    with pytest.raises(UsageError, match=r"^n_cpu_moe \(-ncmoe\) is -1: give 0 or more$"):
-        host_overrides(False, -1, None, [])
-
-
-@cases(
-    (None, set()),
-    (0, set()),
-    (1, {"blk.0.ffn_up", "blk.0.ffn_gate"}),
-    (99, {"blk.0.ffn_up", "blk.0.ffn_gate", "blk.7.ffn_down"}),
-)
-def test_feed_forward_weights_of_the_first_layers(n_cpu_ffn: int | None, caught: set[str]) -> None:
-    names = [
-        "blk.0.ffn_up",
-        "blk.0.ffn_gate",
-        "blk.7.ffn_down",
-        "blk.0.ffn_up_exps",
-        "blk.0.ffn_up_shexp",
-        "blk.0.ffn_norm",
-    ]
-    patterns = [override.pattern for override in host_overrides(False, None, n_cpu_ffn, names)]
-    assert {name for name in names if any(re.search(pattern, name + ".weight") for pattern in patterns)} == caught
-    with pytest.raises(UsageError, match=r"^n_cpu_ffn \(-ncffn\) is -1: give 0 or more$"):
-        host_overrides(False, None, -1, [])
+@cases((-1, None, r"n_cpu_moe \(-ncmoe\)"), (None, -1, r"n_cpu_ffn \(-ncffn\)"))
+def test_a_negative_number_of_layers(n_cpu_moe: int | None, n_cpu_ffn: int | None, called: str) -> None:
+    with pytest.raises(UsageError, match=rf"^{called} is -1: give 0 or more$"):
+        host_overrides(False, n_cpu_moe, n_cpu_ffn, [])
 
 
 def test_experts_and_feed_forward_weights() -> None:
@@ -304,16 +206,6 @@ def test_margins(margin: int | list[int] | None, expected: list[int] | str) -> N
 
 def test_the_default_margin_may_be_larger_than_a_device() -> None:
     assert device_limits([device("CUDA0", 512 * MIB)], None)[0].target < 0
-
-
-def test_a_visit_decides_between_devices() -> None:
-    units = [layer(index) for index in range(4)]
-    seconds = [[1.0] * 4, [1.5] * 4]
-    budgets = [4 * 85, 4 * 85]
-    assert pack_fastest(units, budgets, seconds, 0.0) == Placement(0, (4, 0))
-    # all there saves 2 seconds
-    assert pack_fastest(units, budgets, seconds, 0.0, visits=[1.9, 0.0]) == Placement(0, (4, 0))
-    assert pack_fastest(units, budgets, seconds, 0.0, visits=[2.1, 0.0]) == Placement(0, (0, 4))
 
 
 def test_nothing_is_moved_to_a_far_device() -> None:
@@ -359,16 +251,6 @@ def test_a_tensor_goes_where_the_least_room_is_left() -> None:
     units = [*map(layer, range(3)), Unit(3, 15, 0)]
     placement = pack(Ranges(units), [85 - 20, 85 + 30, 85 + 15 + 22], 0, counts=(1, 1, 2))
     assert placement is not None and [target for _, target in placement.moved] == [2]
-
-
-def test_compute_buffers_are_copied_by_the_part_that_a_device_has() -> None:
-    learned = LearnedCompute()
-    learned.learn("CUDA0", 4096, 100)
-    learned.learn("CUDA1", 4096, 30)
-    copy = learned.copy({"CUDA0": "CUDA1", "CUDA1": "CUDA0"})
-    assert (copy.at("CUDA0", 4096), copy.at("CUDA1", 4096)) == (30, 100)
-    copy.learn("CUDA0", 8192, 60)
-    assert learned.at("CUDA1", 8192) == 30, "the original learns nothing of it"
 
 
 def test_a_placement_on_some_of_its_devices() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -14,12 +13,7 @@ from fitter.planning.placing.packing import bring, pack, pack_bare
 from fitter.planning.placing.placement import Placement, caches_on, gaps_of, weights_on
 from fitter.planning.placing.spill import Ranges
 from tests.support.cases import cases, named_cases
-from tests.support.units import layer, model
-
-
-def is_within(units: Sequence[Unit], placement: Placement, budgets: Sequence[int]) -> bool:
-    used = map(sum, zip(weights_on(units, placement), caches_on(units, placement), strict=True))
-    return all(used <= max(budget, 0) for used, budget in zip(used, budgets, strict=True))
+from tests.support.units import is_within, layer, model
 
 
 def with_rest(units: list[Unit]) -> list[Unit]:

@@ -39,9 +39,7 @@ def test_caches_visits_and_what_stays_on_the_host_count(
             spent += sum(seconds[d][start:stop]) + (visits[d] if count else 0) + (hop if count and start > first else 0)
         return spent
 
-    every = [
-        counts for counts in product(range(len(units) + 1), repeat=len(budgets)) if sum(counts) == len(units) - first
-    ]
+    every = [c for c in product(range(len(units) + 1), repeat=len(budgets)) if sum(c) == len(units) - first]
     times = [time for counts in every if (time := time_of(counts)) is not None]
     found = pack_fastest(units, budgets, seconds, float(hop), first, visits[: len(budgets)])
     if found is None:
@@ -50,9 +48,28 @@ def test_caches_visits_and_what_stays_on_the_host_count(
         assert (found.first, time_of(found.counts)) == (first, min(times))
 
 
-def test_what_is_not_visited_costs_nothing_to_go_to() -> None:
-    units = [Unit(i, 10, 0) for i in range(3)]
-    assert pack_fastest(units, [20, 99], [[1.0] * 3, [1.2] * 3], 0.0) == Placement(0, (2, 1))
+@named_cases(
+    ("one is enough, and the faster one is taken", [100, 100], [[10] * 3, [20] * 3], 1, (), (3, 0)),
+    ("wherever it is", [100, 100], [[20] * 3, [10] * 3], 1, (), (0, 3)),
+    ("equal ones: one alone", [100, 100], [[10] * 3, [10] * 3], 1, (), (3, 0)),
+    ("both are needed, and the faster one is filled", [25, 100], [[10] * 3, [20] * 3], 1, (), (2, 1)),
+    ("a byte short", [19, 100], [[10] * 3, [20] * 3], 1, (), (1, 2)),
+    ("nothing holds it", [19, 9], [[10] * 3, [20] * 3], 1, (), None),
+    ("a hop shorter than what it saves", [99, 99], [[1, 1, 3], [3, 3, 1]], 1, (), (2, 1)),
+    ("a longer one", [99, 99], [[1, 1, 3], [3, 3, 1]], 3, (), (3, 0)),
+    ("nothing is visited", [20, 99], [[1] * 3, [1.2] * 3], 0, (), (2, 1)),
+    ("a visit shorter than what it saves", [99, 99], [[2] * 3, [3] * 3], 0, (2.9, 0), (3, 0)),
+    ("a visit longer than that", [99, 99], [[2] * 3, [3] * 3], 0, (3.1, 0), (0, 3)),
+)
+def test_the_fastest_devices(
+    budgets: list[int],
+    seconds: list[list[float]],
+    hop: float,
+    visits: tuple[float, ...],
+    counts: tuple[int, ...] | None,
+) -> None:
+    found = pack_fastest([Unit(i, 10, 0) for i in range(3)], budgets, seconds, hop, visits=visits)
+    assert found == (None if counts is None else Placement(0, counts))
 
 
 def layer(index: int) -> Unit:
@@ -62,6 +79,11 @@ def layer(index: int) -> Unit:
 
 UNITS = [*map(layer, range(4)), Unit(4, 15, 0)]
 WHOLE = 65
+
+
+def whole(*targets: int) -> dict[str, int]:
+    """All items of the first layers, and where each layer is."""
+    return {f"blk.{layer}.{name}": target for layer, target in enumerate(targets) for name in "ab"}
 
 
 @named_cases(
@@ -87,30 +109,17 @@ def test_layers_where_they_take_the_least_time(seconds: tuple[float, float] | No
     ("the large item, twice", (30, 40), {"blk.1.b": 1, "blk.0.b": 0}),
     ("for both of a layer", (50, 0), {"blk.1.b": 0, "blk.1.a": 0}),
     ("for a layer, and a part of the one before", (50, 20), {"blk.1.b": 0, "blk.1.a": 0, "blk.0.a": 1}),
+    ("a byte too little for a layer", (49, 49), {"blk.1.b": 0, "blk.0.b": 1}),
+    ("for a layer each, the last one where the larger gap is", (50, 51), whole(0, 1)),
+    ("the larger gap is the first", (51, 50), whole(1, 0)),
+    ("for two in one", (0, 100), whole(1, 1)),
+    ("next to one another as far as they go", (60, 100), whole(1, 1)),
 )
 def test_items_are_brought_where_there_is_room(more: tuple[int, int], expected: dict[str, int]) -> None:
     base = Placement(2, (1, 2))
     budgets = [WHOLE + more[0], WHOLE + 15 + more[1]]
     found = bring(Ranges(UNITS), budgets, base, "layers")
     assert {item.stem: target for item, target in found.moved} == expected
-
-
-@named_cases(
-    ("no room", (49, 49), {}),
-    ("for one", (50, 0), {1: 0}),
-    ("the larger gap", (50, 51), {1: 1, 0: 0}),
-    ("the larger gap is the first", (51, 50), {1: 0, 0: 1}),
-    ("two in one", (0, 100), {1: 1, 0: 1}),
-    ("next to one another as far as they go", (60, 100), {1: 1, 0: 1}),
-)
-def test_layers_are_brought_whole(more: tuple[int, int], expected: dict[int, int]) -> None:
-    base = Placement(2, (1, 2))
-    budgets = [WHOLE + more[0], WHOLE + 15 + more[1]]
-    found = bring(Ranges(UNITS), budgets, base, "layers")
-    whole = {layer: {target for item, target in found.moved if item.layer == layer} for layer in expected}
-    assert whole == {layer: {target} for layer, target in expected.items()}
-    for index in expected:
-        assert len([item for item, _ in found.moved if item.layer == index]) == 2
 
 
 @named_cases(("none is far", (), 1), ("it has no layer and is far", (1,), None))

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fitter.errors import LlamaCppCrashError, TimeLimitError
+from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.machine.speed import DeviceSpeed
-from fitter.parameters.values import parse_overrides
-from fitter.planning.placing.host_flags import merge_overrides
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search.search_order import search
@@ -60,9 +58,7 @@ def test_smallest_context_is_kept_and_layers_leave() -> None:
 def test_experts_leave_first_and_dense_weights_stay() -> None:
     trial, _ = run(MOE, limits(2500))
     assert trial.fits and trial.params.n_gpu_layers == MOE.n_layer + 1
-    assert {(each.buffer_type, "exps" in each.pattern) for each in trial.params.tensor_buft_overrides} == {
-        ("CPU", True)
-    }
+    assert {(o.buffer_type, "exps" in o.pattern) for o in trial.params.tensor_buft_overrides} == {("CPU", True)}
     left = 2500 * MIB - trial.breakdown.on("CUDA0").used
     assert left < 200 * MIB, "another expert tensor would have fitted"
 
@@ -81,19 +77,15 @@ def test_one_pattern_per_target() -> None:
     assert trial.fits and len(targets) == len(set(targets))
 
 
-def test_device_too_small_for_a_layer_is_left_out() -> None:
-    trial, _ = run(DENSE, limits(60, 3000))
-    assert trial.fits and trial.params.devices == ("CUDA1",) and trial.params.tensor_split is None
-
-
-def test_devices_of_the_user_are_kept() -> None:
-    trial, _ = run(DENSE, limits(60, 3000), fixed=("devices",))
-    assert trial.params.devices == ("CUDA0", "CUDA1")
-
-
-def test_no_device_is_large_enough() -> None:
-    trial, _ = run(DENSE, limits(10))
-    assert trial.fits and trial.params.devices == () and trial.weights == 0
+@named_cases(
+    ("none is large enough", (10,), (), ()),
+    ("one is too small for a layer", (60, 3000), (), ("CUDA1",)),
+    ("the user's stay", (60, 3000), ("devices",), ("CUDA0", "CUDA1")),
+)
+def test_devices_of_the_plan(mib: tuple[int, ...], fixed: tuple[str, ...], names: tuple[str, ...]) -> None:
+    trial, _ = run(DENSE, limits(*mib), fixed=fixed)
+    assert trial.params.devices == names and (trial.fits or fixed)
+    assert (trial.weights == 0) is (names == ()) and (trial.params.tensor_split is None) is (len(names) < 2)
 
 
 @named_cases(("weights-too-large", 1250, False), ("smaller-context", 1400, True), ("everything", 3000, True))
@@ -152,17 +144,6 @@ def test_overrides_with_one_target_become_one_pattern_beside_a_flag() -> None:
     assert trial.fits and joined.pattern == "attn_q|blk.1.ffn" and "_(ch|)exps" in flag.pattern
 
 
-@named_cases(
-    ("same-target", "a=CPU b=CPU", "a|b=CPU"),
-    ("order-decides", "a=CPU b=CUDA0 c=CPU", "a=CPU b=CUDA0 c=CPU"),
-    ("back-reference", r"(a)\1=CPU b=CPU", r"(a)\1=CPU b=CPU"),
-    ("one", "a=CPU", "a=CPU"),
-    ("none", "", ""),
-)
-def test_merged(given: str, expected: str) -> None:
-    assert merge_overrides(parse_overrides(given.split())) == parse_overrides(expected.split())
-
-
 sizes = st.integers(1, 60).map(lambda n: n * 5 * MIB)
 models = st.builds(
     SyntheticModel,
@@ -182,7 +163,7 @@ models = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(model=models, machine=st.lists(st.integers(64, 6000), min_size=0, max_size=6), host=st.integers(0, 20000))
-def test_never_over_a_margin_and_never_worse_than_the_simple_plan(
+def test_never_over_a_margin_nor_worse_than_the_simple_plan(
     model: SyntheticModel, machine: list[int], host: int
 ) -> None:
     devices = limits(*machine, margin=32)
@@ -216,40 +197,10 @@ def test_more_devices_than_a_model_can_be_on() -> None:
     assert len(trial.params.devices) <= 15 and "CUDA7" not in trial.params.devices
 
 
-def test_layers_that_the_user_wants_on_devices_do_not_end_on_the_host() -> None:
-    trial, _ = run(DENSE, limits(10), params=Params(n_gpu_layers=5), fixed=("n_gpu_layers",))
-    assert not trial.fits and trial.missing[0][0] == "CUDA0"
-    assert trial.params.devices == ("CUDA0",)
-
-
 def test_many_devices_that_hold_nothing_are_given_up_quickly() -> None:
     trial, llama = run(DENSE, limits(*([60] * 16)))
     assert trial.fits and trial.params.devices == ()
     assert len(llama.asked) < 25
-
-
-class CrashingLlama(SyntheticLlama):
-    """A llama.cpp that aborts where a cache is too large."""
-
-    def measure(self, params: Params) -> Breakdown:
-        if params.n_ctx > 20000:
-            self.asked.append(params)
-            raise LlamaCppCrashError("llama.cpp was ended by SIGABRT")
-        return super().measure(params)
-
-
-def test_a_context_that_llama_cpp_does_not_survive_does_not_fit() -> None:
-    devices = limits(8000)
-    llama = CrashingLlama(DENSE, devices)
-    trial = search(request(DENSE, devices), llama.measure, llama.record)
-    assert trial.fits and 19000 < trial.params.n_ctx <= 20000
-
-
-def test_a_crash_with_the_users_own_context_is_an_error() -> None:
-    devices = limits(8000)
-    llama = CrashingLlama(DENSE, devices)
-    with pytest.raises(LlamaCppCrashError, match="was ended by SIGABRT"):
-        search(request(DENSE, devices, params=Params(n_ctx=30000), fixed=("n_ctx",)), llama.measure, llama.record)
 
 
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "experts"])
