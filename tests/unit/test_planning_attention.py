@@ -66,25 +66,17 @@ def test_it_is_on_until_the_context_is_decided(placement: Placement, distance: f
     ("the-users", ON_HOST, ("offload_kqv",), True, False),
     ("before-the-context-is-decided", ON_HOST, (), False, False),
 )
-def test_all_caches_may_be_on_the_host(
-    placement: Placement, fixed: tuple[str, ...], is_last: bool, is_asked: bool
-) -> None:
+def test_caches_may_be_on_the_host(placement: Placement, fixed: tuple[str, ...], is_last: bool, is_asked: bool) -> None:
     asked = replace(REQUEST, fixed=frozenset(fixed))
     kinds = flash_attention.kinds(asked, trial(placement, True), 2.0, {True}, is_last=is_last)
     assert any(not kind.offload_kqv for kind in kinds) is is_asked
 
 
-def test_a_plan_with_too_little_context_may_get_more() -> None:
+@named_cases(("left-open", (), ["on"]), ("the-users", ("n_ctx",), []))
+def test_a_plan_with_too_little_context_may_get_more(fixed: tuple[str, ...], ways: list[str]) -> None:
     best = trial(ON_DEVICES, True)
     short = replace(best, params=replace(best.params, n_ctx=REQUEST.n_ctx_max // 2))
-    assert ways_of(REQUEST, short, 1.0, {True, False}) == ["on"]
-
-
-def test_a_context_that_the_user_chose_is_not_too_little() -> None:
-    asked = replace(REQUEST, fixed=frozenset({"n_ctx"}))
-    best = trial(ON_DEVICES, True)
-    short = replace(best, params=replace(best.params, n_ctx=REQUEST.n_ctx_max // 2))
-    assert not ways_of(asked, short, 1.0, {True, False})
+    assert ways_of(replace(REQUEST, fixed=frozenset(fixed)), short, 1.0, {True, False}) == ways
 
 
 @named_cases(("one-there", Placement(1, (4, 4))), ("one-here", Placement(8, (0, 1))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.request.request import DeviceLimit, HostLimit, Progress, Request
 from fitter.planning.request.summary import DeviceUse, HostUse
 from fitter.planning.search.best_plan import fit
+from fitter.planning.search.load_calls import LoadCalls
 from fitter.planning.speed.cost import Workload
 from tests.support.cases import cases, named_cases
 from tests.support.synthetic import (
@@ -41,10 +43,12 @@ MACHINES = {
 }
 
 
+def fitted(asked: Request, calls: LoadCalls, on_progress: Callable[[Progress], None] = lambda progress: None) -> Plan:
+    return fit(asked, SUMMARY, calls, on_progress, True)
+
+
 def plain(model: SyntheticModel, devices: tuple[DeviceLimit, ...]) -> Plan:
-    return fit(
-        request(model, devices), SUMMARY, load_calls(SyntheticLlama(model, devices)), lambda progress: None, True
-    )
+    return fitted(request(model, devices), load_calls(SyntheticLlama(model, devices)))
 
 
 def same(a: Plan, b: Plan) -> bool:
@@ -57,7 +61,7 @@ def test_a_plan_is_confirmed_by_one_load(model: SyntheticModel, devices: tuple[D
     llama, confirming = SyntheticLlama(model, devices), SyntheticLlama(model, devices)
     said: list[Progress] = []
     calls = load_calls(llama, confirm=confirming.measure, dummy_loads=lambda: len(llama.asked))
-    plan = fit(request(model, devices), SUMMARY, calls, said.append, True)
+    plan = fitted(request(model, devices), calls, said.append)
     assert same(plan, plain(model, devices))
     assert confirming.asked == [plan.params] and confirming.records == 0
     assert said[-1].text.startswith("confirming context ")
@@ -69,8 +73,7 @@ def test_an_error_is_llama_cpps_own() -> None:
 
     devices = limits(8000)
     with pytest.raises(LlamaCppError, match="the model"):
-        calls = load_calls(SyntheticLlama(DENSE, devices), refuse)
-        fit(request(DENSE, devices), SUMMARY, calls, lambda progress: None, True)
+        fitted(request(DENSE, devices), load_calls(SyntheticLlama(DENSE, devices), refuse))
 
 
 @dataclass
@@ -113,7 +116,7 @@ def test_the_time_limit_ends_in_the_best_plan_so_far(devices: tuple[DeviceLimit,
         try:
             plan = hurried(asked, Hurried(DENSE, devices, left=left), own)
         except TimeLimitError as error:
-            assert str(error).startswith("no plan that fits was found within the time limit (in its last 0.0 seconds")
+            assert re.match(r"no plan that fits was found within the time limit \(in its last \d\.\d s", str(error))
             assert own.asked == []
             ended.append("nothing")
             continue
@@ -147,66 +150,54 @@ AS_ASKED = request(
 )
 PAGED = "let weights be read from disk again and again with --allow paging"
 
-PROBLEMS: dict[str, tuple[Request, list[str]]] = {
-    "a device": (
+CONTEXT: dict[str, Any] = {"params": Params(n_ctx=8192), "fixed": ("n_ctx",)}
+
+
+def problem(asked: Request, place: str, lacks: int, needed: int, margin: int, free: int, remedy: str) -> Any:
+    """What is asked, and the message about what lacks there, in MiB."""
+    said = f"{needed} MiB are needed plus a margin of {margin} MiB, but {free} MiB are free; {remedy}"
+    return asked, [f"{place} lacks {lacks} MiB: {said}"]
+
+
+PROBLEMS = {
+    "a device": problem(
         request(
             *(DENSE, limits(500, margin=7)), params=Params(n_gpu_layers=9, n_ctx=4096), fixed=("n_gpu_layers", "n_ctx")
         ),
-        ["CUDA0 lacks 114 MiB: 607 MiB are needed plus a margin of 7 MiB, but 500 MiB are free; leave -ngl out"],
+        *("CUDA0", 114, 607, 7, 500, "leave -ngl out"),
     ),
-    "tensors that were put there": (
+    "tensors that were put there": problem(
         replace(AS_ASKED, pinned=PUT_THERE),
-        [
-            "CUDA0 lacks 335 MiB: 535 MiB are needed plus a margin of 0 MiB, but 200 MiB are free; put fewer tensors "
-            "there with -ot and leave -ngl out: only together they are enough"
-        ],
+        *("CUDA0", 335, 535, 0, 200),
+        "put fewer tensors there with -ot and leave -ngl out: only together they are enough",
     ),
-    "the host": (
+    "the host": problem(
         request(DENSE, (), host_mib=1000),
-        [
-            "the host lacks 299 MiB: 1299 MiB are needed plus a margin of 0 MiB, but 1000 MiB are free; "
-            f"{PAGED} or "
-            "use a machine with 299 MiB more"
-        ],
+        *("the host", 299, 1299, 0, 1000, f"{PAGED} or use a machine with 299 MiB more"),
     ),
-    "the host and a large context": (
-        request(DENSE, (), host_mib=1000, params=Params(n_ctx=8192), fixed=("n_ctx",)),
-        [
-            "the host lacks 427 MiB: 1427 MiB are needed plus a margin of 0 MiB, but 1000 MiB are free; "
-            f"{PAGED} or "
-            "use a machine with 427 MiB more"
-        ],
+    "the host and a large context": problem(
+        request(DENSE, (), host_mib=1000, **CONTEXT),
+        *("the host", 427, 1427, 0, 1000, f"{PAGED} or use a machine with 427 MiB more"),
     ),
-    "a host that pages": (
+    "a host that pages": problem(
         request(DENSE, (), host_mib=100, paging=True),
-        [
-            "the host lacks 39 MiB: 1299 MiB are needed plus a margin of 0 MiB, but 100 MiB are free; no option is "
-            "enough for this model: use a machine with 39 MiB more"
-        ],
+        *("the host", 39, 1299, 0, 100),
+        "no option is enough for this model: use a machine with 39 MiB more",
     ),
-    "a little more context than there is room for": (
-        request(DENSE, (), host_mib=1400, params=Params(n_ctx=8192), fixed=("n_ctx",)),
-        [
-            "the host lacks 27 MiB: 1427 MiB are needed plus a margin of 0 MiB, but 1400 MiB are free; use a "
-            f"smaller -c or {PAGED}"
-        ],
+    "a little more context than there is room for": problem(
+        request(DENSE, (), host_mib=1400, **CONTEXT),
+        *("the host", 27, 1427, 0, 1400, f"use a smaller -c or {PAGED}"),
     ),
-    "memory of the host that others use": (
+    "memory of the host that others use": problem(
         replace(
-            request(DENSE, (), host_mib=1390, params=Params(n_ctx=8192), fixed=("n_ctx",), paging=True),
+            request(DENSE, (), host_mib=1390, **CONTEXT, paging=True),
             host=HostLimit(1390 * MIB, 100 * MIB, 100 * MIB, paging=True),
         ),
-        [
-            "the host lacks 267 MiB: 1427 MiB are needed plus a margin of 100 MiB, but 100 MiB are free; free 267 MiB "
-            "of host memory"
-        ],
+        *("the host", 267, 1427, 100, 100, "free 267 MiB of host memory"),
     ),
-    "layers that the user keeps on the host": (
+    "layers that the user keeps on the host": problem(
         request(DENSE, limits(2000), host_mib=1000, params=Params(n_gpu_layers=0), fixed=("n_gpu_layers",)),
-        [
-            "the host lacks 299 MiB: 1299 MiB are needed plus a margin of 0 MiB, but 1000 MiB are free; leave "
-            f"-ngl out or {PAGED}"
-        ],
+        *("the host", 299, 1299, 0, 1000, f"leave -ngl out or {PAGED}"),
     ),
 }
 
@@ -228,15 +219,12 @@ def tried(asked: Request, words: str) -> Plan:
             more = re.search(r"(\d+) MiB", each)
             assert more and asked.host.free is not None, each
             asked = replace(asked, host=replace(asked.host, free=asked.host.free + int(more[1]) * MIB))
-    llama = SyntheticLlama(DENSE, asked.devices)
-    return fit(asked, SUMMARY, load_calls(llama), lambda progress: None, True)
+    return fitted(asked, load_calls(SyntheticLlama(DENSE, asked.devices)))
 
 
 @cases(PROBLEMS)
 def test_what_lacks_is_said_with_what_to_do(asked: Request, messages: list[str]) -> None:
-    llama = SyntheticLlama(DENSE, asked.devices)
-    calls = load_calls(llama)
-    plan = fit(asked, SUMMARY, calls, lambda progress: None, True)
+    plan = fitted(asked, load_calls(SyntheticLlama(DENSE, asked.devices)))
     assert [problem.message for problem in plan.problems] == messages and not plan.fits
     for problem in plan.problems:
         use = plan.host if problem.device == "host" else plan.devices[0]
@@ -249,7 +237,7 @@ def test_what_lacks_is_said_with_what_to_do(asked: Request, messages: list[str])
 
 def planned(asked: Request, llama: SyntheticLlama, record: Callable[[Params], Layout] | None = None) -> Plan:
     calls = load_calls(llama, record=record or llama.record, dummy_loads=lambda: len(llama.asked))
-    return fit(replace(asked, context_cost=0.0), SUMMARY, calls, lambda progress: None, True)
+    return fitted(replace(asked, context_cost=0.0), calls)
 
 
 @named_cases(
@@ -340,7 +328,7 @@ def test_a_plan_says_how_it_was_found(virtual: bool) -> None:
     ("an integrated GPU beside a card", (True, False), (), ("CUDA0",)),
     ("the user names them", (True, True), ("devices",), ()),
 )
-def test_the_devices_of_llama_cpp_itself(
+def test_devices_of_llama_cpp_itself(
     is_default: tuple[bool, ...], fixed: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
     devices = tuple(replace(each, is_default=is_it) for each, is_it in zip(limits(100, 3000), is_default, strict=True))

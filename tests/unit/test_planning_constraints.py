@@ -127,9 +127,7 @@ def test_margins_larger_than_every_device(devices: list[DeviceLimit], problems: 
     ("no room for more than a token", None, None, 1, Workload(0, 1)),
     ("two tokens", None, None, 2, Workload(1, 1)),
 )
-def test_a_request_as_large_as_the_context(
-    prompt: int | None, generate: int | None, context: int, expected: Workload
-) -> None:
+def test_a_request_as_large_as_that(prompt: int | None, generate: int | None, context: int, expected: Workload) -> None:
     assert constraints.workload_of(prompt, generate, context, is_set=True) == expected
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from fitter.planning.tables.exploration import (
     parse_requirement,
 )
 from fitter.text import printable
-from tests.support.cases import cases
+from tests.support.cases import cases, named_cases
 
 
 def cell(machine: str, n_ctx: int | None, rate: float | None, memory: int, **more: Any) -> ExploredCell:
@@ -42,31 +43,22 @@ GRID = {
 }
 
 
-def best(cells: list[ExploredCell], cost: str = "memory") -> list[str]:
-    return [each.machine for each in marked(cells, cost) if each.is_best]
+PRICED = [replace(GRID[name], cost=cost) for name, cost in (("long and slow", 100.0), ("small", 200.0))]
 
 
-def test_what_no_other_one_beats_is_marked() -> None:
-    assert best(list(GRID.values())) == ["long and slow", "short and fast", "small"]
-
-
-def test_two_that_are_alike_are_both_marked() -> None:
-    assert best([GRID["small"], replace(GRID["small"], machine="twin")]) == ["small", "twin"]
-
-
-def test_a_price_counts_in_place_of_memory_and_an_unknown_one_is_not_compared() -> None:
-    cells = [
-        replace(GRID["long and slow"], cost=100.0),
-        replace(GRID["small"], cost=200.0),
-        replace(GRID["short and fast"], cost=None),
-    ]
-    assert best(cells, "price") == ["long and slow"]
+@named_cases(
+    ("those that no other one beats", GRID.values(), "memory", ["long and slow", "short and fast", "small"]),
+    ("two that are alike", [GRID["small"], replace(GRID["small"], machine="twin")], "memory", ["small", "twin"]),
+    ("by price, where it is known", [*PRICED, GRID["short and fast"]], "price", ["long and slow"]),
+)
+def test_what_is_marked(cells: Iterable[ExploredCell], cost: str, best: list[str]) -> None:
+    assert [each.machine for each in marked(list(cells), cost) if each.is_best] == best
 
 
 def test_models_and_file_types_are_not_compared_with_each_other() -> None:
     others = [replace(GRID["small"], model="other.gguf", tokens_per_second=1.0)]
     others += [replace(GRID["small"], file_type="Q8_0", tokens_per_second=2.0)]
-    assert len(best([GRID["small"], *others])) == 3
+    assert sum(each.is_best for each in marked([GRID["small"], *others], "memory")) == 3
 
 
 def test_the_cheapest_comes_first() -> None:

@@ -33,18 +33,8 @@ FIRST_LAYERS: dict[str, tuple[list[int], Placement, bool, tuple[tuple[int, ...],
     "all of them": ([ALL - 6 * 71], SPREAD, True, ((7,), [0, 1, 2, 3, 4, 5])),
     "without room for the rest": ([ALL - 6 * 71 - 1], SPREAD, True, None),
     "after layers on the host": ([4 * WHOLE + OUTPUT - 71], Placement(2, (5,)), True, ((5,), [2])),
-    "each device keeps its layers": (
-        [3 * WHOLE, 3 * WHOLE + OUTPUT - 71],
-        Placement(0, (3, 4)),
-        True,
-        ((3, 4), [0, 1, 2, 3]),
-    ),
-    "the first takes more layers": (
-        [3 * WHOLE, 3 * WHOLE + OUTPUT - 71],
-        Placement(0, (3, 4)),
-        False,
-        ((4, 3), [0, 1]),
-    ),
+    "each keeps its layers": ([3 * WHOLE, 3 * WHOLE + OUTPUT - 71], Placement(0, (3, 4)), True, ((3, 4), [0, 1, 2, 3])),
+    "the first takes more": ([3 * WHOLE, 3 * WHOLE + OUTPUT - 71], Placement(0, (3, 4)), False, ((4, 3), [0, 1])),
 }
 
 

@@ -101,9 +101,7 @@ def test_overrides_come_first() -> None:
 def test_the_cache_stays_on_the_host() -> None:
     params = Params(n_ctx=4096, n_gpu_layers=-1, tensor_split=(1.0, 0.0), offload_kqv=False)
     plan = plan_with(params, 4 * 1110 + 70, 0)
-    assert where(map_of(plan, MODEL, LAYOUT, [-1] * len(NAMES)), "KV cache") == [
-        (layer, {"host": 20}) for layer in range(4)
-    ]
+    assert where(map_of(plan, MODEL, LAYOUT, [-1] * len(NAMES)), "KV cache") == [(n, {"host": 20}) for n in range(4)]
 
 
 @named_cases(
@@ -123,13 +121,9 @@ ON_FIRST = Params(n_ctx=4096, n_gpu_layers=-1, tensor_split=(3.0, 2.0))
     ("a device of another kind has kernels for them", (3 * 130, 1130 + 70), ["host"] * 3 + ["CUDA1"]),
     ("all devices are of another kind", (3 * 1130, 1130 + 70), ["CUDA0"] * 3 + ["CUDA1"]),
 )
-def test_weights_that_no_layout_has_are_where_they_were_measured(
-    on_devices: tuple[int, int], expected: list[str]
-) -> None:
+def test_weights_of_no_layout_are_where_they_were_measured(on_devices: tuple[int, int], expected: list[str]) -> None:
     sizes = {"exps": 1000}
-    model = replace(
-        MODEL, tensors=tuple(replace_bytes(each, sizes.get(each.name[-11:-7], 1)) for each in MODEL.tensors)
-    )
+    model = replace(MODEL, tensors=tuple(replace_bytes(t, sizes.get(t.name[-11:-7], 1)) for t in MODEL.tensors))
     plan = plan_with(ON_FIRST, *on_devices, on_host=1000 * expected.count("host"))
     found = map_of(plan, model, WITHOUT_EXPERTS, [-1] * len(NAMES))
     assert where(found, "experts") == [(layer, {place: 1000}) for layer, place in enumerate(expected)]

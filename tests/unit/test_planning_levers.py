@@ -81,9 +81,7 @@ def test_what_a_lever_changes(request_: Request, expected: list[dict[str, object
     ("each sequence its own", Params(n_ctx=20480, n_seq_max=4), 3000, 12000, 20480),
     ("one cache for all", Params(n_ctx=20480, n_seq_max=4, kv_unified=True), 4096, 4096, 20480),
 )
-def test_a_context_shrinks_between_the_smallest_and_what_was_asked_for(
-    params: Params, fit_ctx: int, low: int, high: int
-) -> None:
+def test_a_context_shrinks_between_smallest_and_asked_for(params: Params, fit_ctx: int, low: int, high: int) -> None:
     before = asked("context", params=params, fixed=("n_ctx",), fit_ctx=fit_ctx)
     after = apply(before, changes(before))
     assert (after.n_ctx_min, after.n_ctx_max) == (low, high)
@@ -372,9 +370,7 @@ def placed(on_host: int, first: int = 0, used: int = 2000) -> Trial:
 def test_sizes_of_a_cache_of_experts(on_host: int, changed: dict[str, object], expected: list[int]) -> None:
     made = replace(request(MOE, limits(3000)), allow=frozenset({"moe-cache"}))
     found = expert_caches(replace(made, **changed), placed(on_host))  # type: ignore[arg-type]
-    assert [dict(change.params) for change in found] == [
-        {"moe_cache_size": size * MIB, "n_ctx": 4096} for size in expected
-    ]
+    assert [dict(each.params) for each in found] == [{"moe_cache_size": size * MIB, "n_ctx": 4096} for size in expected]
 
 
 @cases(("cuda", 5), ("rocm", 5), ("vulkan", 0), ("metal", 0), ("remote", 0))

@@ -142,9 +142,7 @@ ANCHORS = {
 
 
 @cases(ANCHORS)
-def test_most_layers_or_whole_ones_are_on_devices(
-    at: Situation, expected: list[tuple[int, tuple[int, ...], int]]
-) -> None:
+def test_most_layers_or_whole_ones_are_there(at: Situation, expected: list[tuple[int, tuple[int, ...], int]]) -> None:
     found = in_place(at)
     assert [(each.first, each.counts, layers_apart(each)) for each in found] == expected
     assert all(is_within(at, each) for each in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -10,7 +10,7 @@ from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params, Row, TensorBuftOverride
 from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.placing.placement import Placement
-from fitter.planning.request.request import SHARED_ROW, DeviceLimit
+from fitter.planning.request.request import SHARED_ROW, DeviceLimit, Request
 from fitter.planning.search import proposals
 from fitter.planning.search.proposals import Situation
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
@@ -21,11 +21,15 @@ MODEL = SyntheticModel()
 TWO = limits(3000, 1000)
 
 
+def state_of(llama: SyntheticLlama, asked: Request | None = None) -> SearchState:
+    """What a search with these answers knows on both devices."""
+    return SearchState(asked or request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
+
+
 def known(*fixed: str, params: Params | None = None, is_priced: bool = True) -> tuple[SearchState, SyntheticLlama]:
     llama = SyntheticLlama(MODEL, TWO)
     asked = request(MODEL, TWO, params=params, fixed=fixed)
-    asked = priced(asked, MODEL, CARD, SLOW_CARD) if is_priced else asked
-    return SearchState(asked, TWO, Callbacks(llama.measure, llama.record)), llama
+    return state_of(llama, priced(asked, MODEL, CARD, SLOW_CARD) if is_priced else asked), llama
 
 
 def cache(units: tuple[Unit, ...]) -> int:
@@ -115,8 +119,7 @@ class Heavier(SyntheticLlama):
 
 
 def test_what_the_trial_that_was_gone_back_to_was_off_by_is_left_out() -> None:
-    llama = Heavier(MODEL, TWO)
-    found = SearchState(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
+    found = state_of(Heavier(MODEL, TWO))
     first, second = (found.trial(Placement(0, counts), 4096) for counts in ((9, 0), (5, 4)))
     for trial, off in ((first, 7), (second, 0), (first, 7)):
         left = found.room_left_by(trial, True).with_caches[0]
@@ -180,28 +183,11 @@ def test_a_context_is_within_what_the_devices_take() -> None:
     assert not llama.asked
 
 
-class Late(SyntheticLlama):
-    """A llama.cpp whose second answer comes too late."""
-
-    def measure(self, params: Params) -> Breakdown:
-        if len(self.asked) == 1:
-            raise TimeLimitError("too late")
-        return super().measure(params)
-
-
-@named_cases(("something-fits", (9, 0), CutShort), ("nothing-does", (0, 9), TimeLimitError))
-def test_a_time_limit_ends_with_what_fits(first: tuple[int, int], expected: type[Exception]) -> None:
-    llama = Late(MODEL, TWO)
-    found = SearchState(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
-    found.trial(Placement(0, first), 32768)
-    with pytest.raises(expected):
-        found.trial(Placement(0, (5, 4)), 32768)
-
-
+@dataclass
 class Limited(SyntheticLlama):
     """A llama.cpp that answers so many questions in time."""
 
-    in_time = 2
+    in_time: int = 2
 
     def measure(self, params: Params) -> Breakdown:
         if len(self.asked) == self.in_time:
@@ -209,10 +195,17 @@ class Limited(SyntheticLlama):
         return super().measure(params)
 
 
+@named_cases(("something-fits", (9, 0), CutShort), ("nothing-does", (0, 9), TimeLimitError))
+def test_a_time_limit_ends_with_what_fits(first: tuple[int, int], expected: type[Exception]) -> None:
+    found = state_of(Limited(MODEL, TWO, in_time=1))
+    found.trial(Placement(0, first), 32768)
+    with pytest.raises(expected):
+        found.trial(Placement(0, (5, 4)), 32768)
+
+
 @named_cases(("the-first", (32768, 8192)), ("the-second", (8192, 32768)))
 def test_a_time_limit_ends_with_the_best_that_fits(contexts: tuple[int, int]) -> None:
-    llama = Limited(MODEL, TWO)
-    found = SearchState(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
+    found = state_of(Limited(MODEL, TWO))
     for n_ctx in contexts:
         found.trial(Placement(0, (9, 0)), n_ctx)
     for late, counts in ((found, (8, 1)), (found.on(TWO[:1]), (9,))):
@@ -223,9 +216,7 @@ def test_a_time_limit_ends_with_the_best_that_fits(contexts: tuple[int, int]) ->
 
 def test_a_time_limit_ends_with_what_has_a_price() -> None:
     """What has none may have more context: nothing says what that costs."""
-    llama = Limited(MODEL, TWO)
-    asked = priced(request(MODEL, TWO), MODEL, CARD, SLOW_CARD)
-    found = SearchState(asked, TWO, Callbacks(llama.measure, llama.record))
+    found = state_of(Limited(MODEL, TWO), priced(request(MODEL, TWO), MODEL, CARD, SLOW_CARD))
     found.trial(Placement(0, (9, 0)), 32768)
     found.units(4096)
     found.trial(Placement(0, (9, 0)), 4096)
@@ -248,9 +239,7 @@ class Deciding(SyntheticLlama):
     ("it-is-on", "on", (0, 9), False),
 )
 def test_flash_attention_that_was_lost(word: str, counts: tuple[int, int], lost: bool) -> None:
-    llama = Deciding(MODEL, TWO)
-    asked = request(MODEL, TWO, params=Params(flash_attn=word))
-    found = SearchState(asked, TWO, Callbacks(llama.measure, llama.record))
+    found = state_of(Deciding(MODEL, TWO), request(MODEL, TWO, params=Params(flash_attn=word)))
     found.trial(Placement(0, counts), 32768)
     assert found.has_lost_flash is lost
     found.trial(Placement(0, (9, 0)), 4096)
@@ -297,7 +286,7 @@ def test_a_plain_proposal_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_was_recorded_goes_along() -> None:
     llama = SyntheticLlama(MODEL, TWO)
-    found = SearchState(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
+    found = state_of(llama)
     assert found.smallest_layout is None
     for n_ctx in (32768, 4096):
         found.units(n_ctx)
@@ -308,23 +297,18 @@ def test_what_was_recorded_goes_along() -> None:
 
 
 def test_a_cache_of_experts_is_split_like_the_layers() -> None:
-    devices = limits(3000, 1000)
-    made = priced(request(MODEL, devices, params=Params(moe_cache_size=400 * MIB)), MODEL, CARD)
-    llama = SyntheticLlama(MODEL, devices)
-    found = SearchState(made, devices, Callbacks(llama.measure, llama.record))
-    without = SearchState(replace(made, params=Params()), devices, found.callbacks)
+    made = priced(request(MODEL, TWO, params=Params(moe_cache_size=400 * MIB)), MODEL, CARD)
+    found = state_of(SyntheticLlama(MODEL, TWO), made)
+    without = SearchState(replace(made, params=Params()), TWO, found.callbacks)
     for is_whole, each in ((True, 0), (False, 400 * MIB // len(found.units(4096)))):
         sizes = [[unit.fixed for unit in state.units(4096, is_whole)] for state in (found, without)]
         assert {a - b for a, b in zip(*sizes, strict=True)} == {each}
 
 
 def test_what_a_device_leaves_of_a_cache_of_experts_is_no_room() -> None:
-    devices = limits(3000, 1000)
-    made = request(MODEL, devices, params=Params(moe_cache_size=400 * MIB))
-    llama = SyntheticLlama(MODEL, devices)
-    found = SearchState(made, devices, Callbacks(llama.measure, llama.record))
+    found = state_of(SyntheticLlama(MODEL, TWO), request(MODEL, TWO, params=Params(moe_cache_size=400 * MIB)))
     # the synthetic one makes no cache, so that each device has less than its part of it
     moved = tuple((item, HOST) for unit in found.units(4096) for item in unit.items[:1])
     found.trial(Placement(0, (3, len(found.units(4096)) - 3), moved), 4096)
     room = found.room(4096, False).without
-    assert all(size <= device.target for device, size in zip(devices, room, strict=True))
+    assert all(size <= device.target for device, size in zip(TWO, room, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,7 @@ MODEL = SyntheticModel(
 MOE = replace(MODEL, attention=370 * MIB, experts=(80 * MIB, 80 * MIB, 90 * MIB), dense_lead=2)
 WEIGHTS = sum(size for _, size in MODEL.tensors())
 TENSOR = Params(split_mode="tensor")
+THREE_TO_ONE = replace(TENSOR, tensor_split=(3.0, 1.0))
 
 
 class Split:
@@ -79,10 +81,13 @@ def run(
     bandwidths: tuple[float, ...] = (),
     model: SyntheticModel = MODEL,
     seconds: Seconds = lambda params, measured, placement: None,
+    objective: str = "request",
+    pinned: Sequence[str] = (),
     **kwargs: Any,
 ) -> Trial:
     devices = limits(*mib, margin=1024)
     asked = request(model, devices, **{"params": TENSOR, **kwargs})
+    asked = replace(asked, objective=objective, pinned=dict.fromkeys(pinned, HOST))
     speeds = {
         device.name: DeviceSpeed(bandwidth, 1e14, 3e10, "cuda", "8.6", "", True)
         for device, bandwidth in zip(devices, bandwidths or (1e12,) * len(devices), strict=True)
@@ -112,22 +117,24 @@ def test_margins_are_kept_and_little_is_left(mib: tuple[int, ...]) -> None:
         assert sum(left(trial)) <= 2 * step * len(mib), "a step of the split for each device, and one of the context"
 
 
-def test_equal_devices_need_no_shares() -> None:
-    assert run(12_500, 12_500).params.tensor_split is None
-
-
-def test_a_faster_device_has_more_where_memory_allows() -> None:
-    trial = run(40_000, 40_000, bandwidths=(2e12, 1e12))
-    assert trial.params.tensor_split == (6667.0, 3333.0)
-
-
-def test_shares_of_the_user_stay() -> None:
-    trial = run(40_000, 40_000, params=replace(TENSOR, tensor_split=(3.0, 1.0)), fixed=("tensor_split",))
-    assert trial.fits and trial.params.tensor_split == (3.0, 1.0)
+@named_cases(
+    ("equal devices need none", 12_500, {}, None),
+    ("a faster device has more", 40_000, {"bandwidths": (2e12, 1e12)}, (6667.0, 3333.0)),
+    (
+        "the user's",
+        40_000,
+        {"params": replace(TENSOR, tensor_split=(3.0, 1.0)), "fixed": ("tensor_split",)},
+        (3.0, 1.0),
+    ),
+    ("refused ones", 40_000, {"bandwidths": (2e12, 1e12), "llama": Split(refused=(6667.0, 3333.0))}, None),
+)
+def test_shares(mib: int, words: dict[str, Any], shares: tuple[float, ...] | None) -> None:
+    trial = run(mib, mib, **words)
+    assert trial.fits and trial.params.tensor_split == shares
 
 
 def test_shares_of_the_user_that_do_not_fit_are_said_to() -> None:
-    trial = run(8_000, 30_000, params=replace(TENSOR, tensor_split=(3.0, 1.0)), fixed=("tensor_split", "n_gpu_layers"))
+    trial = run(8_000, 30_000, params=THREE_TO_ONE, fixed=("tensor_split", "n_gpu_layers"))
     assert not trial.fits and [name for name, _ in trial.missing] == ["CUDA0"]
 
 
@@ -176,10 +183,9 @@ def test_what_the_host_has_room_for_is_found() -> None:
 
 def test_what_the_host_has_no_room_for_is_not_taken_for_too_little() -> None:
     """With these shares the search begins with more layers than have to leave, and more than the host can have."""
-    params = replace(TENSOR, tensor_split=(3.0, 1.0))
-    alone = run(12_000, 30_000, model=MOE, params=params, fixed=("tensor_split",))
-    needed = -(-alone.breakdown.host.used // MIB)
-    trial = run(12_000, 30_000, model=MOE, params=params, fixed=("tensor_split",), host_mib=needed)
+    words: dict[str, Any] = {"model": MOE, "params": THREE_TO_ONE, "fixed": ("tensor_split",)}
+    alone = run(12_000, 30_000, **words)
+    trial = run(12_000, 30_000, **words, host_mib=-(-alone.breakdown.host.used // MIB))
     assert alone.fits and trial.fits and on_host(trial) == on_host(alone)
 
 
@@ -192,12 +198,11 @@ def test_layers_of_the_user_stay_on_devices() -> None:
 
 def test_overrides_of_the_user_come_first_and_are_not_repeated() -> None:
     own = TensorBuftOverride(r"blk\.2\.ffn_.*_exps", "CPU")
-    asked = request(MOE, limits(10_000, 10_000, margin=1024), params=replace(TENSOR, tensor_buft_overrides=(own,)))
-    asked = replace(asked, pinned={f"blk.2.ffn_{kind}_exps.weight": HOST for kind in ("gate", "up", "down")})
-    llama = Split(model=MOE)
-    trial = search_split(asked, llama.measure, llama.record, lambda params, measured, placement: None)
+    pinned = [f"blk.2.ffn_{kind}_exps.weight" for kind in ("gate", "up", "down")]
+    trial = run(10_000, 10_000, model=MOE, params=replace(TENSOR, tensor_buft_overrides=(own,)), pinned=pinned)
     assert trial.fits and on_host(trial)[0] == 3
-    assert trial.params.tensor_buft_overrides == (own, *host_overrides(False, 16, None, asked.facts.names))
+    names = request(MOE, ()).facts.names
+    assert trial.params.tensor_buft_overrides == (own, *host_overrides(False, 16, None, names))
 
 
 @cases((1.0, 2.0, "ffn"), (2.0, 1.0, "layers"))
@@ -216,13 +221,8 @@ def test_a_model_without_experts_has_what_is_faster_on_the_host(moved: float, wh
 
 @named_cases(("a large host", None, True), ("a small one", 7_000, False))
 def test_the_most_context_has_as_much_on_the_host_as_it_takes(host_mib: int | None, is_all: bool) -> None:
-    def most(objective: str) -> Trial:
-        devices = limits(9_000, 9_000, margin=1024)
-        asked = replace(request(MODEL, devices, host_mib, params=TENSOR), objective=objective)
-        llama = Split(caches_on_host=True)
-        return search_split(asked, llama.measure, llama.record, lambda *_: None)
-
-    widest, usual = most("context"), most("request")
+    words: dict[str, Any] = {"llama": Split(caches_on_host=True), "host_mib": host_mib}
+    widest, usual = (run(9_000, 9_000, objective=objective, **words) for objective in ("context", "request"))
     assert widest.fits and usual.fits and usual.params.n_ctx == 4096
     assert (widest.params.n_ctx == MODEL.n_ctx_train) == is_all
     assert widest.params.n_ctx > usual.params.n_ctx
@@ -291,9 +291,7 @@ def test_a_context_that_llama_cpp_cannot_have_is_not_chosen(objective: str) -> N
                 raise LlamaCppError("cannot be split so")
             return super().measure(params)
 
-    llama = Limited()
-    asked = replace(request(MODEL, limits(40_000, 40_000), params=TENSOR), objective=objective)
-    trial = search_split(asked, llama.measure, llama.record, lambda *_: None)
+    trial = run(40_000, 40_000, llama=Limited(), objective=objective)
     assert trial.fits and trial.params.n_ctx == 9_000 // 256 * 256
 
 
@@ -311,11 +309,6 @@ def test_a_time_limit_leaves_what_was_found(loads: int, fits: bool) -> None:
         return
     trial = run(12_500, 12_500, llama=Slow())
     assert trial.fits and trial.params.n_ctx == 4096
-
-
-def test_equal_shares_where_llama_cpp_cannot_compute_with_others() -> None:
-    llama = Split(refused=(6667.0, 3333.0))
-    assert run(40_000, 40_000, bandwidths=(2e12, 1e12), llama=llama).params.tensor_split is None
 
 
 @pytest.mark.parametrize(

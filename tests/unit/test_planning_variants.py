@@ -300,7 +300,5 @@ def test_buffers_of_others_lie_on_a_line(n_ubatch: int, measured: dict[int, int 
     ("the user's prompt", 1000, None, 32768, (1000, 512)),
     ("the user's answer", None, 100, 32768, (8192, 100)),
 )
-def test_a_prompt_follows_the_context(
-    prompt: int | None, generate: int | None, context: int, expected: tuple[int, int]
-) -> None:
+def test_a_prompt_follows_it(prompt: int | None, generate: int | None, context: int, expected: tuple[int, int]) -> None:
     assert workload_of(prompt, generate, context, is_set=True, is_deep=True) == Workload(*expected)
