@@ -33,45 +33,36 @@ def _v1(path: str, most: int, used: int, cache: int = 0) -> dict[str, str]:
     }
 
 
+OF_VERSION_1 = "5:cpu,cpuacct:/x\n4:memory:/x\n1:name=systemd:/x\n0::/x\n"
+
+
 @named_cases(
     ("no Linux", None, {}, ()),
     ("the root group has no limit", "0::/\n", {}, ()),
     ("max", "0::/a\n", _v2(f"{V2}/a", "max", GIB), ()),
-    ("a container of its own", "0::/\n", _v2(V2, str(8 * GIB), 3 * GIB), (HostMemory(8 * GIB, 5 * GIB),)),
+    # in GiB, all of it and what is free
+    ("a container of its own", "0::/\n", _v2(V2, str(8 * GIB), 3 * GIB), ((8, 5),)),
+    ("file cache can be dropped", "0::/a\n", _v2(f"{V2}/a", str(8 * GIB), 3 * GIB, cache=2 * GIB), ((8, 7),)),
     (
-        "file cache can be dropped",
-        "0::/a\n",
-        _v2(f"{V2}/a", str(8 * GIB), 3 * GIB, cache=2 * GIB),
-        (HostMemory(8 * GIB, 7 * GIB),),
-    ),
-    (
-        "the group above has a limit too",
-        "0::/a/b\n",
+        *("the group above has a limit too", "0::/a/b\n"),
         _v2(f"{V2}/a/b", str(8 * GIB), GIB) | _v2(f"{V2}/a", str(4 * GIB), 2 * GIB),
-        (HostMemory(8 * GIB, 7 * GIB), HostMemory(4 * GIB, 2 * GIB)),
+        ((8, 7), (4, 2)),
     ),
-    ("the host's path, seen in a container", "0::/docker/of-the-host\n", _v2(V2, str(GIB), 0), (HostMemory(GIB, GIB),)),
-    ("over its limit", "0::/a\n", _v2(f"{V2}/a", str(GIB), 2 * GIB), (HostMemory(GIB, 0),)),
-    ("never more than the limit", "0::/a\n", _v2(f"{V2}/a", str(GIB), 0, cache=GIB), (HostMemory(GIB, GIB),)),
+    ("the host's path, seen in a container", "0::/docker/of-the-host\n", _v2(V2, str(GIB), 0), ((1, 1),)),
+    ("over its limit", "0::/a\n", _v2(f"{V2}/a", str(GIB), 2 * GIB), ((1, 0),)),
+    ("never more than the limit", "0::/a\n", _v2(f"{V2}/a", str(GIB), 0, cache=GIB), ((1, 1),)),
     ("unreadable", "0::/a\n", {f"{V2}/a/memory.max": "nonsense"}, ()),
-    (
-        "version 1",
-        "5:cpu,cpuacct:/x\n4:memory:/x\n1:name=systemd:/x\n0::/x\n",
-        _v1(f"{V1}/x", 8 * GIB, 3 * GIB, cache=GIB),
-        (HostMemory(8 * GIB, 6 * GIB),),
-    ),
+    ("version 1", OF_VERSION_1, _v1(f"{V1}/x", 8 * GIB, 3 * GIB, cache=GIB), ((8, 6),)),
     ("version 1 without a limit", "4:memory:/x\n", _v1(f"{V1}/x", 9223372036854771712, GIB), ()),
 )
-def test_cgroup_limits(
-    cgroup: str | None, files: dict[str, str], limits: tuple[HostMemory, ...], tmp_path: Path
-) -> None:
+def test_limits(cgroup: str | None, files: dict[str, str], limits: tuple[tuple[int, int], ...], tmp_path: Path) -> None:
     if cgroup is not None:
         files = {"proc/self/cgroup": cgroup, **files}
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert cgroup_limits(tmp_path) == limits
+    assert cgroup_limits(tmp_path) == tuple(HostMemory(total * GIB, free * GIB) for total, free in limits)
 
 
 def test_host_memory_is_what_the_machine_says(tmp_path: Path) -> None:

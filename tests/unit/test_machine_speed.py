@@ -153,9 +153,7 @@ def _virtual(spec: str) -> VirtualDevice:
     ("real, a Mac", _device("Apple M9", "MTL", 96 * GIB, "igpu"), "m1-ultra", "metal", ""),
     ("elsewhere", _device("127.0.0.1:50052", "RPC", 24 * GIB), "rtx-4090", "cuda", ""),
 )
-def test_a_default_names_the_card_it_is_of(
-    device: DeviceInfo | VirtualDevice, key: str, kind: str, capability: str
-) -> None:
+def test_a_default_names_its_card(device: DeviceInfo | VirtualDevice, key: str, kind: str, capability: str) -> None:
     speed, card = speed_of(device), gpu_catalogue.gpus()[key]
     assert not speed.known
     assert speed.source.startswith(f"default: as {card.description}, ")

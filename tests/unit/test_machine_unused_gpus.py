@@ -28,11 +28,7 @@ def machine(root: Path, files: dict[str, str]) -> Path:
     ("nothing", {}, ()),
     ("a card", pci("01:00.0", VGA, NVIDIA), ("NVIDIA",)),
     ("a card without a connector", pci("3b:00.0", THREE_D, NVIDIA), ("NVIDIA",)),
-    (
-        "two vendors, the fastest backend first",
-        pci("c5:00.0", VGA, AMD) | pci("01:00.0", VGA, NVIDIA),
-        ("NVIDIA", "AMD"),
-    ),
+    ("two vendors, the faster first", pci("c5:00.0", VGA, AMD) | pci("01:00.0", VGA, NVIDIA), ("NVIDIA", "AMD")),
     ("graphics inside an AMD processor", pci("c5:00.0", VGA, AMD), ("AMD",)),
     ("an Arc", pci("03:00.0", VGA, INTEL), ("Intel",)),
     ("graphics inside an Intel processor", pci("00:02.0", VGA, INTEL), ()),

@@ -64,7 +64,7 @@ MIB_OF_SPARK = (124610, 42516, 118425)
     ("an AMD processor's", "igpu", "Vulkan", "AMD Radeon 890M", 20000, 20000),
     ("a Spark behind RPC", "igpu", "RPC", "NVIDIA GB10", 42516, 42516),
 )
-def test_the_page_cache_of_a_shared_memory_is_free(
+def test_the_page_cache_of_shared_memory_is_free(
     type: str, backend: str, description: str, says: int, free: int
 ) -> None:
     total, _, available = (each * MIB for each in MIB_OF_SPARK)
@@ -137,9 +137,7 @@ def described(*specs: str, host: int | None = None) -> Machine:
     ("with memory set aside", ["strix-halo-96gb"], None, (32768, 27525), "ROCm0+host"),
     ("beside a card", ["radeon-890m:32GiB", "rtx-4060"], None, (32768, 31457), "Vulkan0+host"),
 )
-def test_the_host_of_a_described_machine(
-    specs: list[str], limit: int | None, sizes: tuple[int, int], name: str
-) -> None:
+def test_a_described_machines_host(specs: list[str], limit: int | None, sizes: tuple[int, int], name: str) -> None:
     machine = described(*specs, host=limit)
     assert machine.host_total is not None and machine.host_free is not None
     assert (machine.host_total // MIB, machine.host_free // MIB) == sizes
