@@ -47,9 +47,7 @@ def test_what_is_bound(source: str, expected: list[str], bound: ModuleType) -> N
 
 def test_each_library_exports_its_functions(bound: ModuleType) -> None:
     header = (BINDINGS / "fitter.h").read_text(encoding="utf-8")
-    ours, backend, cells = (
-        set(bound.exported(f"lib{name}", header)) for name in ("fitter", "ggml-fitter", "fitter-cells")
-    )
+    ours, backend, cells = (set(bound.exported(f"lib{n}", header)) for n in ("fitter", "ggml-fitter", "fitter-cells"))
     assert ours & backend == {"fitter_configure_build"}
     assert {"fitter_breakdown", "fitter_gguf_open", "fitter_skeleton_write", "fitter_regex_search"} <= ours
     assert {"fitter_virtual_configure", "fitter_allocations_rows", "ggml_backend_init"} <= backend

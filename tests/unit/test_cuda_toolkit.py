@@ -52,9 +52,7 @@ def test_no_architectures(text: str, says: str) -> None:
     ("another answer", "echo 'Failed to initialize NVML'", []),
     ("no nvidia-smi", None, []),
 )
-def test_the_cards_that_are_here(
-    code: str | None, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cards_here(code: str | None, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if code is not None:
         program(tmp_path / "nvidia-smi", code)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -64,14 +62,7 @@ def test_the_cards_that_are_here(
 def test_links_for_the_linker(tmp_path: Path) -> None:
     lib = tmp_path / "lib"
     lib.mkdir()
-    for name in (
-        "libcudart.so.13",
-        "libcublas.so.13",
-        "libnvvm.so.4",
-        "libcudart_static.a",
-        "libown.so",
-        "libown.so.1",
-    ):
+    for name in ("libcudart.so.13", "libcublas.so.13", "libnvvm.so.4", "libcudart_static.a", "libo.so", "libo.so.1"):
         (lib / name).write_text(name)
     (lib / "libcublas.so").symlink_to("libcublas.so.12")
     for _ in range(2):
@@ -80,7 +71,7 @@ def test_links_for_the_linker(tmp_path: Path) -> None:
             "libcudart.so": "libcudart.so.13",
             "libcublas.so": "libcublas.so.13",
             "libnvvm.so": "libnvvm.so.4",
-            "libown.so": "libown.so",
+            "libo.so": "libo.so",
         }
         assert (tmp_path / "lib64" / "libcudart.so").samefile(lib / "libcudart.so.13")
 

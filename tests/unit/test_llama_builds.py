@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fitter.errors import FitterError, LibraryError, UsageError
-from fitter.llama.build import build_folder
+from fitter.errors import LibraryError, UsageError
+from fitter.llama.build import build_folder, linker_cache
 from fitter.llama.build.build_folder import Build, find
 from fitter.llama.build.linking.posix import read_cache
 from tests.support import libraries
@@ -148,38 +148,26 @@ def test_libraries_without_a_build_id_are_told_apart_by_their_bytes(tmp_path: Pa
 # --- programs
 
 
-def _beside(directory: Path) -> None:
-    server(install(directory) / "llama-server", runpath="$ORIGIN")
-
-
-def _through_another(directory: Path) -> None:
-    install(directory)
-    libraries.write(directory / "libllama-server-impl.so", needed=("libllama.so.0",), runpath="$ORIGIN")
-    server(directory / "llama-server", ("libllama-server-impl.so",), runpath="$ORIGIN")
-
-
-def _below(directory: Path) -> None:
-    install(directory / "lib")
-    server(directory / "llama-server", runpath="$ORIGIN/nothing:${ORIGIN}/lib")
-
-
-def _rpath_is_inherited(directory: Path) -> None:
-    install(directory / "lib", runpath="")
-    server(directory / "llama-server", rpath="$ORIGIN/lib")
-
-
-def _linked(directory: Path) -> None:
+def linked(directory: Path) -> None:
     install(directory / "opt" / "lib")
     server(directory / "opt" / "bin" / "llama-server", runpath="$ORIGIN/../lib")
     (directory / "llama-server").symlink_to("opt/bin/llama-server")
 
 
+def through_another(directory: Path) -> None:
+    libraries.write(install(directory) / "libllama-server-impl.so", needed=("libllama.so.0",), runpath="$ORIGIN")
+    server(directory / "llama-server", ("libllama-server-impl.so",), runpath="$ORIGIN")
+
+
+BELOW = "$ORIGIN/nothing:${ORIGIN}/lib"
+
+
 @named_cases(
-    ("beside it", _beside),
-    ("through its own library", _through_another),
-    ("below it", _below),
-    ("an inherited rpath", _rpath_is_inherited),
-    ("a link", _linked),
+    ("beside it", lambda at: server(install(at) / "llama-server", runpath="$ORIGIN")),
+    ("through its own library", through_another),
+    ("below it", lambda at: server(install(at / "lib").parent / "llama-server", runpath=BELOW)),
+    ("an rpath of it", lambda at: server(install(at / "lib", runpath="").parent / "llama-server", rpath="$ORIGIN/lib")),
+    ("a link", linked),
 )
 def test_a_llama_server(lay: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lay(tmp_path)
@@ -190,9 +178,7 @@ def test_a_llama_server(lay: Callable[[Path], None], tmp_path: Path, monkeypatch
     assert find("llama-server").libraries == build.libraries
 
 
-def test_the_search_path_comes_before_the_runpath_and_after_the_rpath(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_path_is_between_rpath_and_runpath(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = install(tmp_path / "other", build_id="bb")
     install(tmp_path / "own")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(other))
@@ -235,48 +221,22 @@ def test_the_cache_of_the_linker() -> None:
 # --- what is refused
 
 
-def _nothing(directory: Path) -> Path:
-    return directory
-
-
-def _static(directory: Path) -> Path:
-    return server(directory / "llama-server", ("libc.so.6",))
-
-
-def _directory_of_static(directory: Path) -> Path:
-    return _static(directory).parent
-
-
-def _lost(directory: Path) -> Path:
-    return server(directory / "llama-server")
-
-
-def _script(directory: Path) -> Path:
+def script(directory: Path) -> Path:
     (directory / "llama-server").write_text("#!/bin/sh\nexec /opt/llama-server\n")
     return directory / "llama-server"
 
 
-def _two(directory: Path) -> Path:
-    install(directory)
-    libraries.write(directory / "libllama.v0.5.0.so", build_id="cc")
-    return directory
-
-
-def _dangling(directory: Path) -> Path:
+def dangling(directory: Path) -> Path:
     (directory / "libllama.so").symlink_to("libllama.so.0")
     return directory
 
 
-def _without_base(directory: Path) -> Path:
+def without_base(directory: Path) -> Path:
     (install(directory) / "libggml-base.so.0").unlink()
     return directory
 
 
-def _without_cpu(directory: Path) -> Path:
-    return install(directory, cpu="")
-
-
-def _truncated(name: str) -> Callable[[Path], Path]:
+def truncated(name: str) -> Callable[[Path], Path]:
     def lay(directory: Path) -> Path:
         path = install(directory) / name
         path.write_bytes(path.read_bytes()[:200])
@@ -285,69 +245,54 @@ def _truncated(name: str) -> Callable[[Path], Path]:
     return lay
 
 
-def _foreign(bits: int, machine: str) -> Callable[[Path], Path]:
-    def lay(directory: Path) -> Path:
-        libraries.write(install(directory) / "libllama.so.0", bits=bits, machine=machine)
-        return directory
-
-    return lay
+def foreign(bits: int, machine: str) -> Callable[[Path], Path]:
+    return lambda at: libraries.write(install(at) / "libllama.so.0", bits=bits, machine=machine).parent
 
 
-def _symbols(*defined: str) -> Callable[[Path], Path]:
-    return lambda directory: install(directory, symbols=defined)
+def static(directory: Path) -> Path:
+    return server(directory / "llama-server", ("libc.so.6",))
 
 
-REFUSED: dict[str, tuple[Callable[[Path], Path], type[FitterError], str]] = {
-    "not there": (
-        lambda directory: directory / "none",
-        UsageError,
-        "none' is not there: give python, a directory with",
+DAMAGED = "is damaged or not all there: download"
+REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "nothing": (lambda at: at, "there is no libllama.so in {}: name another llama.cpp"),
+    "static": (static, "{}/llama-server is not linked to libllama, so llama.cpp is built into it"),
+    "beside a static one": (lambda at: static(at).parent, "{}, and its llama-server has llama.cpp built into it"),
+    "not found": (
+        lambda at: server(at / "llama-server"),
+        "{}/llama-server needs libllama.so.0, which the system does not find: set LD_",
     ),
-    "nothing": (_nothing, LibraryError, "there is no libllama.so in {}: name another llama.cpp"),
-    "static": (_static, LibraryError, "{}/llama-server is not linked to libllama, so llama.cpp is built into it"),
-    "beside a static one": (_directory_of_static, LibraryError, "{}, and its llama-server has llama.cpp built into it"),
-    "not found": (_lost, LibraryError, "{}/llama-server needs libllama.so.0, which the system does not find: set LD_"),
-    "script": (
-        _script,
-        LibraryError,
-        "{}/llama-server is not a program that is linked to libllama (a script?): name a",
+    "script": (script, "{}/llama-server is not a program that is linked to libllama (a script?): name a"),
+    "two builds": (
+        lambda at: libraries.write(install(at) / "libllama.v0.5.0.so", build_id="cc").parent,
+        "in {} (libllama.so.0 and libllama.v0.5.0.so): name one of these files",
     ),
-    "two builds": (_two, LibraryError, "in {} (libllama.so.0 and libllama.v0.5.0.so): name one of these files"),
-    "link to nothing": (_dangling, LibraryError, "libllama.so is a link to a file that is not there: install"),
-    "without ggml's base": (_without_base, LibraryError, "needs libggml-base.so.0, which is not beside it: install"),
-    "without a CPU backend": (_without_cpu, LibraryError, "there is no CPU backend (libggml-cpu*.so) beside {}"),
-    "truncated libllama": (
-        _truncated("libllama.so.0"),
-        LibraryError,
-        "{}/libllama.so.0 is damaged or not all there: down",
-    ),
-    "truncated ggml": (
-        _truncated("libggml.so.0"),
-        LibraryError,
-        "{}/libggml.so.0 is damaged or not all there: download",
-    ),
-    "32 bits": (_foreign(32, MACHINE), LibraryError, "{}/libllama.so.0 is for 32-bit machines: name a llama.cpp that"),
-    "other machine": (
-        _foreign(64, libraries.OTHER),
-        LibraryError,
-        f"is for {libraries.OTHER}, this machine is {MACHINE}:",
-    ),
+    "link to nothing": (dangling, "libllama.so is a link to a file that is not there: install"),
+    "without ggml's base": (without_base, "needs libggml-base.so.0, which is not beside it: install"),
+    "without a CPU backend": (lambda at: install(at, cpu=""), "there is no CPU backend (libggml-cpu*.so) beside {}"),
+    "truncated libllama": (truncated("libllama.so.0"), f"{{}}/libllama.so.0 {DAMAGED}"),
+    "truncated ggml": (truncated("libggml.so.0"), f"{{}}/libggml.so.0 {DAMAGED}"),
+    "32 bits": (foreign(32, MACHINE), "{}/libllama.so.0 is for 32-bit machines: name a llama.cpp that"),
+    "other machine": (foreign(64, libraries.OTHER), f"is for {libraries.OTHER}, this machine is {MACHINE}:"),
     "fork": (
-        _symbols("ggml_backend_dev_count"),
-        LibraryError,
+        lambda at: install(at, symbols=("ggml_backend_dev_count",)),
         "but of a fork such as ik_llama.cpp, or too old (no ggml",
     ),
-    "no devices": (_symbols(), LibraryError, "or too old (no ggml_backend_dev_count): name another llama.cpp"),
+    "no device": (lambda at: install(at, symbols=()), "or too old (no ggml_backend_dev_count): name another llama.cpp"),
 }
 
 
 @cases(REFUSED)
-def test_what_is_refused(lay: Callable[[Path], Path], kind: type[FitterError], message: str, tmp_path: Path) -> None:
-    where = str(lay(tmp_path))
-    with pytest.raises(kind) as caught:
-        find(where)
+def test_what_is_refused(lay: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
+    with pytest.raises(LibraryError) as caught:
+        find(str(lay(tmp_path)))
     assert message.format(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="none' is not there: give python, a directory with"):
+        find(str(tmp_path / "none"))
 
 
 # --- python

@@ -84,20 +84,13 @@ def test_a_compressed_cache_has_the_ratio_of_its_compressor() -> None:
     )
 
 
+K0, K1 = kv("cache_k_l0", 512), kv("cache_k_l1", 512)
+
+
 @named_cases(
-    ("no cache", [], [kv("cache_k_l0", 512)], "cache_k_l0 is of no cache that its log names"),
-    (
-        "more layers",
-        [cells(512, 1)],
-        [kv("cache_k_l0", 512), kv("cache_k_l1", 512)],
-        "cache_k_l1 is of no cache that its log names",
-    ),
-    (
-        "another size",
-        [cells(256, 1)],
-        [kv("cache_k_l0", 512)],
-        "cache_k_l0 is not of the cache of 256 cells that its log names",
-    ),
+    ("no cache", [], [K0], "cache_k_l0 is of no cache that its log names"),
+    ("more layers", [cells(512, 1)], [K0, K1], "cache_k_l1 is of no cache that its log names"),
+    ("another size", [cells(256, 1)], [K0], "cache_k_l0 is not of the cache of 256 cells that its log names"),
     ("name", [cells(512, 1)], [kv("cache_x_l0", 512)], "cache_x_l0 is none of the tensors of its caches"),
 )
 def test_what_does_not_belong_together_is_an_error(log: list[str], tensors: list[CacheTensor], what: str) -> None:

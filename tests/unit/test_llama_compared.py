@@ -106,7 +106,7 @@ NEVER = "profile were never compared with this llama.cpp"
     ("all equal", ["cuda"], None, ("0.25.1", "0ad4a86"), []),
     ("no cards", [], None, ("0.24.0", ""), []),
     (
-        "never, once",
+        "never",
         ["cuda", "cuda"],
         None,
         ("0.24.0", "c0ffee1"),
@@ -161,12 +161,7 @@ RULES = {
     "0.23.0": {"cuda_attention_has_room", "cuda_gets_rows_of_super_blocks", "cuda_branches_on_many_devices"},
 }
 EVERY = set(backend_rules("1.0.0"))
-OF_0_26 = {
-    "cuda_groups_shared_experts",
-    "cuda_unary_of_any_strides",
-    "metal_adds_to_products",
-    "metal_attends_by_size",
-}
+OF_0_26 = {"cuda_groups_shared_experts", "cuda_unary_of_any_strides", "metal_adds_to_products", "metal_attends_by_size"}
 
 
 @pytest.mark.parametrize("ggml", [*RULES, "0.25.1", "0.25.3", "0.26.0", "0.27.0", "1.0.0"])
@@ -178,7 +173,5 @@ def test_rules_by_version(ggml: str) -> None:
 def test_a_rule_is_a_field_of_the_build() -> None:
     from fitter.llama.build.library import declarations
 
-    fields = {
-        name for name, _ in declarations().typeof("fitter_build_t").fields if name.startswith(("cuda_", "metal_"))
-    }
+    fields = {n for n, _ in declarations().typeof("fitter_build_t").fields if n.startswith(("cuda_", "metal_"))}
     assert fields == set(backend_rules(epochs()[0].ggml))

@@ -50,12 +50,8 @@ def test_for_another_machine(changes: dict[str, int | str], message: str, tmp_pa
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     text = tmp_path / "liba.so"
     text.write_text("INPUT(libb.so)")
-    for path, message in (
-        (text, "is not a library"),
-        (tmp_path, "cannot be read"),
-        (tmp_path / "no", "cannot be read"),
-    ):
-        with pytest.raises(LibraryError, match=message):
+    for path, said in ((text, "is not a library"), (tmp_path, "cannot be read"), (tmp_path / "no", "cannot be read")):
+        with pytest.raises(LibraryError, match=said):
             elf.linking_of(path)
 
 

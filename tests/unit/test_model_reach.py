@@ -127,9 +127,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *found: list[str]) -> list[str]:
 
 
 @cases(["127.0.0.2"], ["8.8.8.8", "127.0.0.2"], ["127.0.0.2", "8.8.8.8"])
-def test_a_name_that_leads_to_a_private_address(
-    found: list[str], limited: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_leads_to_private_ones(found: list[str], limited: None, monkeypatch: pytest.MonkeyPatch) -> None:
     names = answers(monkeypatch, found)
     with server("127.0.0.2") as (port, asked), pytest.raises(ModelError, match=f"^model.example {REFUSED}"):
         read(f"http://model.example:{port}/a.gguf")

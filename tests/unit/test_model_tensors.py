@@ -7,50 +7,51 @@ import re
 import pytest
 
 from fitter.model.tensors import Role, is_expert, layer_of, role_of
-from tests.support.cases import cases
-from tools.models.shapes import SHAPES
+from tests.support.cases import outcomes
+from tools.shapes import SHAPES
 
 UPSTREAM = re.compile(r"blk\.\d+\.ffn_(up|down|gate_up|gate)_(ch|)exps")
 
 
-@cases(
-    ("token_embd.weight", None, Role.TOKEN_EMBEDDING),
-    ("per_layer_token_embd.weight", None, Role.TOKEN_EMBEDDING),
-    ("output.weight", None, Role.OUTPUT),
-    ("output_norm.weight", None, Role.NORM),
-    ("rope_freqs.weight", None, Role.OTHER),
-    ("blk.0.attn_q.weight", 0, Role.ATTENTION),
-    ("blk.12.attn_q.bias", 12, Role.ATTENTION),
-    ("blk.7.attn_kv_a_mqa.weight", 7, Role.ATTENTION),
-    ("blk.7.attn_sinks.weight", 7, Role.ATTENTION),
-    ("blk.7.indexer.attn_k.weight", 7, Role.ATTENTION),
-    ("blk.7.attn_q_norm.weight", 7, Role.NORM),
-    ("blk.7.attn_norm_2.weight", 7, Role.NORM),
-    ("blk.7.ffn_norm_exps.weight", 7, Role.NORM),
-    ("blk.7.nextn.shared_head_norm.weight", 7, Role.NORM),
-    ("blk.7.ffn_up.weight", 7, Role.FFN),
-    ("blk.7.ffn_latent_down.weight", 7, Role.FFN),
-    ("blk.7.ffn_gate_exps.weight", 7, Role.EXPERT),
-    ("blk.7.ffn_gate_up_exps.weight", 7, Role.EXPERT),
-    ("blk.7.ffn_down_chexps.weight", 7, Role.EXPERT),
-    ("blk.7.ffn_down_exps.bias", 7, Role.EXPERT),
-    ("blk.7.ffn_down_shexp.weight", 7, Role.SHARED_EXPERT),
-    ("blk.7.ffn_gate_inp_shexp.weight", 7, Role.SHARED_EXPERT),
-    ("blk.7.ffn_gate_inp.weight", 7, Role.ROUTER),
-    ("blk.7.exp_probs_b.bias", 7, Role.ROUTER),
-    ("blk.7.ssm_a", 7, Role.RECURRENT),
-    ("blk.7.ssm_dt.bias", 7, Role.RECURRENT),
-    ("blk.7.time_mix_key.weight", 7, Role.RECURRENT),
-    ("blk.7.nextn.eh_proj.weight", 7, Role.PREDICTION),
-    ("enc.blk.3.attn_q.weight", 3, Role.ATTENTION),
-    ("dec.blk.3.cross_attn_q.weight", 3, Role.ATTENTION),
-    ("v.blk.3.attn_q.weight", None, Role.OTHER),
-    ("blk.x.attn_q.weight", None, Role.OTHER),
-    ("", None, Role.OTHER),
+@outcomes(
+    {
+        Role.TOKEN_EMBEDDING: ["token_embd.weight", "per_layer_token_embd.weight"],
+        Role.OUTPUT: ["output.weight"],
+        Role.NORM: [
+            *("output_norm.weight", "blk.7.attn_q_norm.weight", "blk.7.attn_norm_2.weight"),
+            *("blk.7.ffn_norm_exps.weight", "blk.7.nextn.shared_head_norm.weight"),
+        ],
+        Role.ATTENTION: [
+            *("blk.0.attn_q.weight", "blk.12.attn_q.bias", "blk.7.attn_kv_a_mqa.weight", "blk.7.attn_sinks.weight"),
+            *("blk.7.indexer.attn_k.weight", "enc.blk.3.attn_q.weight", "dec.blk.3.cross_attn_q.weight"),
+        ],
+        Role.FFN: ["blk.7.ffn_up.weight", "blk.7.ffn_latent_down.weight"],
+        Role.EXPERT: [
+            *("blk.7.ffn_gate_exps.weight", "blk.7.ffn_gate_up_exps.weight"),
+            *("blk.7.ffn_down_chexps.weight", "blk.7.ffn_down_exps.bias"),
+        ],
+        Role.SHARED_EXPERT: ["blk.7.ffn_down_shexp.weight", "blk.7.ffn_gate_inp_shexp.weight"],
+        Role.ROUTER: ["blk.7.ffn_gate_inp.weight", "blk.7.exp_probs_b.bias"],
+        Role.RECURRENT: ["blk.7.ssm_a", "blk.7.ssm_dt.bias", "blk.7.time_mix_key.weight"],
+        Role.PREDICTION: ["blk.7.nextn.eh_proj.weight"],
+        Role.OTHER: ["rope_freqs.weight", "v.blk.3.attn_q.weight", "blk.x.attn_q.weight", ""],
+    }
 )
-def test_layer_and_role(name: str, layer: int | None, role: Role) -> None:
-    assert layer_of(name) == layer
+def test_role(name: str, role: Role) -> None:
     assert role_of(name) is role
+
+
+@outcomes(
+    {
+        None: ["token_embd.weight", "output.weight", "v.blk.3.attn_q.weight", "blk.x.attn_q.weight", ""],
+        0: ["blk.0.attn_q.weight"],
+        12: ["blk.12.attn_q.bias"],
+        7: ["blk.7.ssm_a", "blk.7.indexer.attn_k.weight", "blk.7.nextn.eh_proj.weight"],
+        3: ["enc.blk.3.attn_q.weight", "dec.blk.3.cross_attn_q.weight"],
+    }
+)
+def test_layer(name: str, layer: int | None) -> None:
+    assert layer_of(name) == layer
 
 
 def test_experts_of_early_models_are_one_tensor_each() -> None:

@@ -10,20 +10,22 @@ from tests.support.cases import cases, named_cases
 
 HUB = HubFolder("org/repo")
 
+
+def of_hub(folder: str = "", revision: str | None = None, file_type: str = "", **more: str) -> HubFolder:
+    return HubFolder("org/repo", folder, revision, file_type=file_type, **more)
+
+
 PLACES: dict[str, tuple[str, HubFolder | None]] = {
     "a repository": ("hf://org/repo", HUB),
     "with a slash": ("hf://org/repo/", HUB),
-    "a branch": ("hf://org/repo@v1", HubFolder("org/repo", revision="v1")),
-    "a pull request": ("hf://org/repo@refs/pr/1", HubFolder("org/repo", revision="refs/pr/1")),
-    "a folder of one": ("hf://org/repo@refs/pr/1/sub", HubFolder("org/repo", "sub", "refs/pr/1")),
-    "a folder": ("hf://org/repo/a/b%20c", HubFolder("org/repo", "a/b c")),
-    "a dataset": ("hf://datasets/org/repo", HubFolder("org/repo", kind="dataset")),
-    "a type, as llama.cpp says it": ("hf://org/repo:Q4_K_M", HubFolder("org/repo", file_type="Q4_K_M")),
-    "a type of a revision": ("hf://org/repo@v1:q4_0", HubFolder("org/repo", "", "v1", file_type="q4_0")),
-    "a type of a pull request": (
-        "hf://org/repo@refs/pr/1:Q4_0",
-        HubFolder("org/repo", "", "refs/pr/1", file_type="Q4_0"),
-    ),
+    "a branch": ("hf://org/repo@v1", of_hub("", "v1")),
+    "a pull request": ("hf://org/repo@refs/pr/1", of_hub("", "refs/pr/1")),
+    "a folder of one": ("hf://org/repo@refs/pr/1/sub", of_hub("sub", "refs/pr/1")),
+    "a folder": ("hf://org/repo/a/b%20c", of_hub("a/b c")),
+    "a dataset": ("hf://datasets/org/repo", of_hub(kind="dataset")),
+    "a type, as llama.cpp says it": ("hf://org/repo:Q4_K_M", of_hub(file_type="Q4_K_M")),
+    "a type of a revision": ("hf://org/repo@v1:q4_0", of_hub("", "v1", "q4_0")),
+    "a type of a pull request": ("hf://org/repo@refs/pr/1:Q4_0", of_hub("", "refs/pr/1", "Q4_0")),
     "a type of a folder": ("HF://Org/Repo/a/b:Q4_0", HubFolder("Org/Repo", "a/b", file_type="Q4_0")),
     "a folder above": ("hf://org/repo/../other", None),
     "the same, quoted": ("hf://org/repo/%2e%2e/other", None),
@@ -32,15 +34,9 @@ PLACES: dict[str, tuple[str, HubFolder | None]] = {
     "its page": ("https://huggingface.co/org/repo", HUB),
     "its short page": ("https://hf.co/org/repo/", HUB),
     "its tree": ("https://huggingface.co/org/repo/tree/main?x=1", HUB),
-    "a folder's page": ("https://huggingface.co/org/repo/tree/main/UD-Q4%20K", HubFolder("org/repo", "UD-Q4 K")),
-    "a pull request's page": (
-        "https://huggingface.co/org/repo/tree/refs%2Fpr%2F3",
-        HubFolder("org/repo", "", "refs/pr/3"),
-    ),
-    "a branch with a slash": (
-        "https://huggingface.co/org/repo/tree/try%2Fit/sub",
-        HubFolder("org/repo", "sub", "try/it"),
-    ),
+    "a folder's page": ("https://huggingface.co/org/repo/tree/main/UD-Q4%20K", of_hub("UD-Q4 K")),
+    "a pull request's page": ("https://huggingface.co/org/repo/tree/refs%2Fpr%2F3", of_hub("", "refs/pr/3")),
+    "a branch with a slash": ("https://huggingface.co/org/repo/tree/try%2Fit/sub", of_hub("sub", "try/it")),
     "a file": ("hf://org/repo/x.gguf", None),
     "a file's page": ("https://huggingface.co/org/repo/blob/main/x.gguf", None),
     "a file's own address": ("https://huggingface.co/org/repo/resolve/main/x.gguf?download=true", None),
@@ -132,35 +128,23 @@ def test_only_some_types() -> None:
     assert only(found, ("Q8_0", "Q5_0"))[1] == "Q5_0"
 
 
+TWO = made("a-Q4_K_M.gguf", "a-UD-Q4_K_M.gguf")
+
+
 @named_cases(
-    ("by its type", made("a-Q4_K_M.gguf", "a-Q8_0.gguf"), "a-Q8_0.gguf", ["-hf", "org/repo:Q8_0"]),
-    (
-        "two of the type",
-        made("a-Q4_K_M.gguf", "a-UD-Q4_K_M.gguf"),
-        "a-Q4_K_M.gguf",
-        ["-hf", "org/repo", "-hff", "a-Q4_K_M.gguf"],
-    ),
-    ("one of two", made("a-Q4_K_M.gguf", "a-UD-Q4_K_M.gguf"), "a-UD-Q4_K_M.gguf", ["-hf", "org/repo:UD-Q4_K_M"]),
-    ("no type", made("a.gguf", "b.gguf"), "b.gguf", ["-hf", "org/repo", "-hff", "b.gguf"]),
-    (
-        "without the projector",
-        made("a-Q8_0.gguf", "mmproj-F16.gguf"),
-        "a-Q8_0.gguf",
-        ["-hf", "org/repo:Q8_0", "--no-mmproj"],
-    ),
-    (
-        "a folder",
-        made("q/a-Q8_0.gguf", hub=HubFolder("org/repo", "q")),
-        "q/a-Q8_0.gguf",
-        ["-hf", "org/repo", "-hff", "q/a-Q8_0.gguf"],
-    ),
-    ("another revision", made("a-Q8_0.gguf", hub=HubFolder("org/repo", "", "v1")), "a-Q8_0.gguf", None),
+    ("by its type", made("a-Q4_K_M.gguf", "a-Q8_0.gguf"), "a-Q8_0.gguf", "-hf org/repo:Q8_0"),
+    ("two of the type", TWO, "a-Q4_K_M.gguf", "-hf org/repo -hff a-Q4_K_M.gguf"),
+    ("one of two", TWO, "a-UD-Q4_K_M.gguf", "-hf org/repo:UD-Q4_K_M"),
+    ("no type", made("a.gguf", "b.gguf"), "b.gguf", "-hf org/repo -hff b.gguf"),
+    ("no projector", made("a-Q8_0.gguf", "mmproj-F16.gguf"), "a-Q8_0.gguf", "-hf org/repo:Q8_0 --no-mmproj"),
+    ("a folder", made("q/a-Q8_0.gguf", hub=of_hub("q")), "q/a-Q8_0.gguf", "-hf org/repo -hff q/a-Q8_0.gguf"),
+    ("another revision", made("a-Q8_0.gguf", hub=of_hub("", "v1")), "a-Q8_0.gguf", None),
     ("a preset", made("a-Q8_0.gguf", "preset.ini"), "a-Q8_0.gguf", None),
     ("a directory", made("a-Q8_0.gguf", hub=None), "a-Q8_0.gguf", None),
 )
-def test_what_has_llama_cpp_download_it(found: Listing, name: str, words: list[str] | None) -> None:
+def test_what_has_llama_cpp_download_it(found: Listing, name: str, words: str | None) -> None:
     (chosen,) = (each for each in found.models if each.name == name)
-    assert hf_words(found, chosen) == words
+    assert hf_words(found, chosen) == (words and words.split())
 
 
 def test_many_parts_are_counted_once() -> None:
