@@ -90,11 +90,7 @@ FLAGS: dict[str, tuple[tuple[TensorBuftOverride, ...], str | None, str]] = {
     "feed-forward weights, a build with it": ((NCFFN,), "0.24.0", "-ncffn 1"),
     "a build without": ((NCFFN, NCMOE), "0.23.9", f"-ot {NCFFN.pattern}=CPU -ncmoe 2"),
     "all of it": ((OTHER, NCFFN, NCMOE), None, "-ot a=CPU -ncffn 1 -ncmoe 2"),
-    "beside a device, whose place in the order counts": (
-        (ON_A_DEVICE, NCMOE),
-        None,
-        f"-ot b=CUDA1,{NCMOE.pattern}=CPU",
-    ),
+    "beside a device, whose place counts": ((ON_A_DEVICE, NCMOE), None, f"-ot b=CUDA1,{NCMOE.pattern}=CPU"),
     "a layer too few at the start": (
         (replace(NCMOE, pattern=NCMOE.pattern.replace("0|", "")),),
         None,
@@ -120,13 +116,7 @@ BOTH = ("CUDA0", "CUDA1")
     ("in another order", BOTH[::-1], BOTH, {}, "-dev CUDA1,CUDA0 "),
     ("none", (), BOTH, {}, "-dev none "),
     ("none, where there is none", (), (), {}, "-dev none "),
-    (
-        "split tensors, for which llama.cpp has another default",
-        BOTH,
-        BOTH,
-        {"split_mode": "tensor"},
-        "-dev CUDA0,CUDA1 ",
-    ),
+    ("split tensors, which have another default", BOTH, BOTH, {"split_mode": "tensor"}, "-dev CUDA0,CUDA1 "),
     ("one alone, counted by -mg", BOTH, BOTH, {"split_mode": "none", "main_gpu": 1}, "-dev CUDA0,CUDA1 "),
 )
 def test_devices_that_llama_cpp_uses_by_itself(

@@ -13,19 +13,9 @@ from tests.support.cases import cases, named_cases
 
 GIB = 2**30
 SVG = "{http://www.w3.org/2000/svg}"
-CARD = {
-    "name": "CUDA0",
-    "description": "a card",
-    "total": 24 * GIB,
-    "free": 23 * GIB,
-    "margin": GIB,
-    "model": 12 * GIB,
-    "context": 4 * GIB,
-    "compute": 2 * GIB,
-    "shared": 0,
-    "used": 18 * GIB,
-    "left": 5 * GIB,
-}
+SIZES = {"total": 24, "free": 23, "margin": 1, "model": 12, "context": 4, "compute": 2, "used": 18, "left": 5}
+CARD: dict[str, Any] = {"name": "CUDA0", "description": "a card", "shared": 0}
+CARD |= {name: size * GIB for name, size in SIZES.items()}
 HOST = {**CARD, "total": 48 * GIB, "free": 48 * GIB, "context": 0, "compute": 0, "used": 12 * GIB, "left": 36 * GIB}
 UNLIMITED = {**HOST, "total": None, "free": None, "margin": None, "left": None}
 LATER = {**HOST, "later": 6 * GIB, "used": 18 * GIB, "left": 30 * GIB}
@@ -43,35 +33,20 @@ def bars(devices: list[dict[str, Any]], host: dict[str, Any]) -> list[list[tuple
     return [row for row in rows if row]
 
 
+OF_A_CARD = {"model": 12, "context": 4, "compute": 2, "margin": 1, "left": 4, "taken": 1}
+
+
 @named_cases(
-    (
-        "a card and the host, by the larger one's scale",
-        CARD,
-        HOST,
-        [
-            {"model": 12, "context": 4, "compute": 2, "margin": 1, "left": 4, "taken": 1},
-            {"model": 12, "margin": 1, "left": 35},
-        ],
-    ),
+    ("by the larger one's scale", CARD, HOST, [OF_A_CARD, {"model": 12, "margin": 1, "left": 35}]),
     (
         "a host without a limit ends with what is used",
         {**CARD, "shared": 2 * GIB, "used": 20 * GIB, "left": 3 * GIB},
         UNLIMITED,
         [{"model": 12, "context": 4, "compute": 2, "shared": 2, "margin": 1, "left": 2, "taken": 1}, {"model": 12}],
     ),
+    ("what is taken later", CARD, LATER, [OF_A_CARD, {"model": 12, "later": 6, "margin": 1, "left": 29}]),
     (
-        "what is taken later",
-        CARD,
-        LATER,
-        [
-            {"model": 12, "context": 4, "compute": 2, "margin": 1, "left": 4, "taken": 1},
-            {"model": 12, "later": 6, "margin": 1, "left": 29},
-        ],
-    ),
-    (
-        "less left than the margin is all of it margin",
-        {**CARD, "left": GIB // 2},
-        UNLIMITED,
+        *("less left than the margin is all of it margin", {**CARD, "left": GIB // 2}, UNLIMITED),
         [{"model": 12, "context": 4, "compute": 2, "margin": 0.5, "taken": 1}, {"model": 12}],
     ),
 )
@@ -102,9 +77,7 @@ def test_what_does_not_fit_stays_in_the_picture(width: int) -> None:
     parts = [rect.attrib for rect in root.iter(f"{SVG}rect") if "x" in rect.attrib]
     ends = [float(bar["x"]) + float(bar["width"]) for bar in parts]
     assert ends and max(ends) <= width
-    assert [text.text for text in root.iter(f"{SVG}text") if text.attrib["class"] == "small missing"] == [
-        "lacks 14.0 GiB"
-    ]
+    assert [t.text for t in root.iter(f"{SVG}text") if t.attrib["class"] == "small missing"] == ["lacks 14.0 GiB"]
     assert [path.attrib["class"] for path in root.iter(f"{SVG}path")].count("limit") == 1
 
 

@@ -16,7 +16,7 @@ from fitter.output.documents.document import dumps
 from fitter.output.pages.exploration_page import exploration_page
 from fitter.planning.tables.exploration import marked
 from fitter.text import printable
-from tests.support.cases import named_cases
+from tests.support.cases import cases, named_cases
 
 GIB = 2**30
 HOSTILE = "</script><script>alert(1)</script>\"'&\u202e\x1b"
@@ -78,12 +78,7 @@ def test_every_figure_is_that_of_json() -> None:
         assert {title: row[title] for title in keys} == {
             title: "" if value is None else str(value) for title, value in values.items()
         }
-    assert [(row["fits"], row["best trade-off"]) for row in shown] == [
-        ("yes", "best"),
-        ("yes", ""),
-        ("no", ""),
-        ("", ""),
-    ]
+    assert [(r["fits"], r["best trade-off"]) for r in shown] == [("yes", "best"), ("yes", ""), ("no", ""), ("", "")]
     assert [row["note"] for row in shown] == [each["problem"] or "" for each in cells]
 
 
@@ -137,20 +132,19 @@ def test_models_of_one_file_name_are_told_apart() -> None:
 
 ANSWER = replace(CELLS[0], cost=300.0)
 
+CONFIRMED = "Confirmed on the model itself."
+
+
+def answer(cell: ExploredCell | None, **more: Any) -> ExploredAnswer:
+    return ExploredAnswer("a/model.gguf", cell, **more)
+
+
 ANSWERS: dict[str, tuple[str, ExploredAnswer, list[str]]] = {
-    "the cheapest": (
-        "price",
-        ExploredAnswer("a/model.gguf", ANSWER),
-        ["It is the cheapest that does it.", "Confirmed on the model itself."],
-    ),
-    "the least memory": (
-        "memory",
-        ExploredAnswer("a/model.gguf", CELLS[0]),
-        ["It is the one with the least memory that does it.", "Confirmed on the model itself."],
-    ),
+    "the cheapest": ("price", answer(ANSWER), ["It is the cheapest that does it.", CONFIRMED]),
+    "the least memory": ("memory", answer(CELLS[0]), ["It is the one with the least memory that does it.", CONFIRMED]),
     "of a header, after others": (
         "watts",
-        ExploredAnswer("a/model.gguf", replace(ANSWER, needs_imatrix=True), is_of_header=True, refused=2),
+        answer(replace(ANSWER, needs_imatrix=True), is_of_header=True, refused=2),
         [
             "2 did it by their header, but not when the model itself was measured.",
             "It is the one with the fewest watts that does it.",
@@ -159,17 +153,15 @@ ANSWERS: dict[str, tuple[str, ExploredAnswer, list[str]]] = {
         ],
     ),
     "an unknown price": (
-        "price",
-        ExploredAnswer("a/model.gguf", CELLS[0]),
-        ["Its price is unknown, and no machine with a known one does it.", "Confirmed on the model itself."],
+        *("price", answer(CELLS[0])),
+        ["Its price is unknown, and no machine with a known one does it.", CONFIRMED],
     ),
-    "none": ("price", ExploredAnswer("a/model.gguf", None), []),
+    "none": ("price", answer(None), []),
 }
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-def test_answers(name: str) -> None:
-    cost, answer, notes = ANSWERS[name]
+@cases(ANSWERS)
+def test_answers(cost: str, answer: ExploredAnswer, notes: list[str]) -> None:
     found = explored(cost=cost, answers=(answer,), asked="8k context at 20 t/s")
     page = exploration_page(found.to_dict())
     (section,) = re.findall(r'<section aria-labelledby="answer">.*?</section>', page, re.DOTALL)

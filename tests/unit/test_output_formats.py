@@ -240,11 +240,9 @@ def test_an_argument_that_no_table_knows_is_not_left_out(monkeypatch: pytest.Mon
 
 def test_other_files_have_whole_paths_too(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        arguments, "arguments", lambda plan: ["-md", "draft.gguf", "--lora-scaled", "a.gguf:2,/b.gguf:1"]
-    )
+    monkeypatch.setattr(option_values, "arguments", lambda _: ["-md", "d.gguf", "--lora-scaled", "a.gguf:2,/b.gguf:1"])
     lines = render(plan_at("model.gguf"), "ini").splitlines()
-    assert f"model-draft = {tmp_path}/draft.gguf" in lines
+    assert f"model-draft = {tmp_path}/d.gguf" in lines
     assert f"lora-scaled = {tmp_path}/a.gguf:2,/b.gguf:1" in lines
 
 
@@ -300,9 +298,7 @@ def from_llama_swap(text: str) -> list[str]:
 def from_compose(text: str) -> list[str]:
     """Interpolation: ``$$`` is ``$``, and ``$NAME`` and ``${NAME}`` are variables."""
     service = yaml.safe_load(text)["services"]["llama-server"]
-    words = [
-        re.sub(r"\$(\$|\{?\w+\}?)", lambda found: "$" if found[1] == "$" else "", word) for word in service["command"]
-    ]
+    words = [re.sub(r"\$(\$|\{?\w+\}?)", lambda f: "$" if f[1] == "$" else "", each) for each in service["command"]]
     volumes = {each["target"].replace("$$", "$"): each["source"].replace("$$", "$") for each in service["volumes"]}
     return [volumes.get(word, word) for word in words]
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,10 +27,21 @@ from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, make_plan, make_price, reserving, shared_use
 
 
-def rendered(plan: Plan, *, verbose: bool = False) -> str:
-    out = io.StringIO()
-    plan_table.print_to(out, plan_table.plan_table(plan, verbose=verbose))
+def printed(table: Any, out: io.StringIO | None = None) -> str:
+    out = out or io.StringIO()
+    plan_table.print_to(out, table)
     return out.getvalue()
+
+
+def rendered(plan: Plan, *, verbose: bool = False) -> str:
+    return printed(plan_table.plan_table(plan, verbose=verbose))
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns without colours."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
 
 
 def test_plan_on_virtual_devices() -> None:
@@ -79,10 +91,7 @@ FACTS = {
     ),
     "a cache in one type": (Params(type_k="q8_0", type_v="q8_0"), "KV cache  256.0 MiB of q8_0"),
     "a cache in two types": (Params(type_k="q8_0"), "KV cache  256.0 MiB of q8_0/f16"),
-    "a cache of experts": (
-        Params(moe_cache_size=96 * MIB),
-        "caches   256.0 MiB of f16 and of experts (at most 96.0 MiB)",
-    ),
+    "for experts": (Params(moe_cache_size=96 * MIB), "caches   256.0 MiB of f16 and of experts (at most 96.0 MiB)"),
     "another batch": (Params(n_ubatch=128), "KV cache  256.0 MiB of f16 · batch 2048/128"),
 }
 
@@ -94,9 +103,7 @@ def test_facts(params: Params, line: str) -> None:
 
 
 def test_facts_of_other_plans() -> None:
-    assert "context   4096 tokens, which 2 sequences share\n" in rendered(
-        make_plan(Params(n_seq_max=2, kv_unified=True))
-    )
+    assert "  4096 tokens, which 2 sequences share\n" in rendered(make_plan(Params(n_seq_max=2, kv_unified=True)))
     on_a_device = make_plan(Params(tensor_buft_overrides=OTHERS), devices=("CUDA0", "CUDA1"))
     assert "weights   33 of 33 layers on 2 devices\n" in rendered(on_a_device)
     uneven = make_plan(Params(tensor_split=(100, 0)), devices=("CUDA0", "CUDA1"))
@@ -127,16 +134,14 @@ def test_facts_about_what_is_beside_the_model() -> None:
     ) in text
 
 
-def test_ten_lines_of_80_columns_for_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "dumb")
+@pytest.mark.usefixtures("narrow")
+def test_ten_lines_of_80_columns_for_one_card() -> None:
     card = replace(make_plan(devices=("CUDA0",)).devices[0], description="NVIDIA GeForce RTX 4090", total=24564 * MIB)
     host = SpeedSource("host", "40 GB/s, assumed (two channels): --host-bandwidth sets another", True)
     plan = replace(of_a_server(), estimate=make_price(host), devices=(replace(card, free=23608 * MIB),))
-    out = Terminal()
-    plan_table.print_to(out, plan_table.plan_table(replace(plan, breakdown=make_plan(devices=("CUDA0",)).breakdown)))
+    table = plan_table.plan_table(replace(plan, breakdown=make_plan(devices=("CUDA0",)).breakdown))
     # with 'run it:' and the command, ten
-    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+    assert [line.rstrip() for line in printed(table, Terminal()).splitlines()] == [
         "Model 8B (llama, 4.0 GiB of weights) fits",
         "  MiB     free  model  context  compute  later  used   left  margin",
         "  CUDA0  23608   2048      256      100      -  2404  21204    1024  RTX 4090",
@@ -160,33 +165,25 @@ def test_warnings_are_said_and_sources_are_not() -> None:
     assert all(note in rendered(plan, verbose=True) for note in notes)
 
 
+PRICED = make_plan(estimate=make_price())
+
+
 @named_cases(
-    (
-        "fits",
-        make_plan(estimate=make_price()),
-        [
-            "or    -c 8192                      about 31.2 t/s (now 4096: 38 t/s)",
-            "or    -ctk q8_0 -ctv q8_0 -np 1    1,230 t/s (now 38 t/s)",
-        ],
-    ),
+    ("fits", PRICED, "or", "about 31.2 t/s (now 4096: 38 t/s)", "1,230 t/s (now 38 t/s)"),
     (
         "fast prompts",
-        replace(make_plan(estimate=make_price()), fit_keywords={"objective": "prompt"}),
-        [
-            "or    -c 8192                      about 500 t/s prompt (now 4096: 1,240 t/s prompt)",
-            "or    -ctk q8_0 -ctv q8_0 -np 1    500 t/s prompt (now 1,240 t/s prompt)",
-        ],
+        replace(PRICED, fit_keywords={"objective": "prompt"}),
+        *("or", "about 500 t/s prompt (now 4096: 1,240 t/s prompt)", "500 t/s prompt (now 1,240 t/s prompt)"),
     ),
     (
         "does not fit",
         make_plan(problems=(Problem("host", MIB, "too little"),)),
-        [
-            "fits with    -c 8192                      about 31.2 t/s",
-            "fits with    -ctk q8_0 -ctv q8_0 -np 1    1,230 t/s",
-        ],
+        *("fits with", "about 31.2 t/s", "1,230 t/s"),
     ),
 )
-def test_alternatives(plan: Plan, lines: list[str]) -> None:
+def test_alternatives(plan: Plan, head: str, first: str, second: str) -> None:
+    words = (("-c 8192                  ", first), ("-ctk q8_0 -ctv q8_0 -np 1", second))
+    lines = [f"{head}    {arguments}    {said}" for arguments, said in words]
     found = (
         Alternative(("-c", "8192"), 8192, 500.0, 31.21, False),
         Alternative(("-ctk", "q8_0", "-ctv", "q8_0", "-np", "1"), 4096, 500.0, 1234.0, True),
@@ -278,16 +275,15 @@ def test_the_speed_with_a_full_context_of_several_users() -> None:
     assert "  with a full context (4096 tokens of each user): 20 t/s generation\n" in text
 
 
-def test_a_long_estimate_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "dumb")
+@pytest.mark.usefixtures("narrow")
+def test_a_narrow_terminal_folds_a_long_estimate_and_cuts_no_number() -> None:
     host = SpeedSource("host", "40 GB/s, assumed (two channels): --host-bandwidth sets another", True)
-    out = Terminal()
-    plan_table.print_to(out, plan_table.plan_table(make_plan(estimate=make_price(host, full=30.0))))
-    assert [line.rstrip() for line in out.getvalue().splitlines()[-2:]] == [
+    text = printed(plan_table.plan_table(make_plan(estimate=make_price(host, full=30.0))), Terminal())
+    assert [line.rstrip() for line in text.splitlines()[-2:]] == [
         "  estimate  38 t/s generation, 30 at 4096 tokens · 1,240 t/s prompt (host: 40",
         "            GB/s, assumed)",
     ]
+    assert "…" not in text and "8192   2048      256      100  2404  5788    1024" in text
 
 
 @cases(
@@ -302,14 +298,6 @@ def test_a_long_estimate_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_speeds_have_three_digits(value: float, text: str) -> None:
     assert speed(value) == text
-
-
-def test_a_narrow_terminal_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    out = Terminal()
-    plan_table.print_to(out, plan_table.plan_table(make_plan()))
-    assert "…" not in out.getvalue()
-    assert "8192   2048      256      100  2404  5788    1024" in out.getvalue()
 
 
 def test_plan_that_does_not_fit_a_real_host() -> None:
@@ -380,20 +368,16 @@ def test_parameters(params: Params, expected: str) -> None:
 def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    terminal = Terminal()
-    plan_table.print_to(terminal, plan_table.plan_table(make_plan()))
-    assert "\x1b[1;32mfits" in terminal.getvalue()
+    assert "\x1b[1;32mfits" in printed(plan_table.plan_table(make_plan()), Terminal())
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b" not in rendered(make_plan())
 
 
 def test_devices() -> None:
-    out = io.StringIO()
     card = DeviceInfo("CUDA0", "Card", "gpu", "CUDA", 8 * GIB, 7 * GIB)
     described = DeviceInfo("CUDA1", "Other", "gpu", "fitter", 4 * GIB, 4 * GIB, virtual=True)
     host = DeviceInfo("CPU", "Processor", "cpu", "CPU", 32 * GIB, 30 * GIB)
-    plan_table.print_to(out, plan_table.devices_table((card, described), host))
-    assert out.getvalue() == (
+    assert printed(plan_table.devices_table((card, described), host)) == (
         "device  MiB: total   free  type          backend  description\n"
         "CUDA0         8192   7168  gpu           CUDA     Card\n"
         "CUDA1         4096   4096  gpu, virtual  fitter   Other\n"
@@ -402,14 +386,12 @@ def test_devices() -> None:
 
 
 def test_catalogue() -> None:
-    out = io.StringIO()
     one = CatalogueGpu(
         "one", "One", "cuda", 890, 8 * GIB, None, 7 * GIB, Sources("a page", "a log", None, "estimated"), 1008e9
     )
     sources = Sources(None, "x", "a log", "y", "a page", "z", "a log")
     two = CatalogueGpu("two", "Two", "vulkan-anv", 0, 9 * GIB, 8 * GIB, 7 * GIB, sources, 89.6e9, 116.4e12, 15.752e9)
-    plan_table.print_to(out, plan_table.catalogue_table([one, two]))
-    assert out.getvalue() == (
+    assert printed(plan_table.catalogue_table([one, two])) == (
         "GPU  arch  MiB: total  usable  free  GB/s  PCIe  TFLOPS  profile     sources\n"
         "one   8.9        8192       -  7168  1008     -       -  cuda        1 2 - 3 - - -\n"
         "two     -        9216    8192  7168  89.6  15.8     116  vulkan-anv  - 4 2 5 1 2 6\n"
@@ -427,9 +409,7 @@ def test_catalogue() -> None:
 
 
 def test_calibration() -> None:
-    out = io.StringIO()
-    plan_table.print_to(out, calibration_table(CALIBRATION))
-    assert out.getvalue() == (
+    assert printed(calibration_table(CALIBRATION)) == (
         "device  MiB: total  free  context  outside  margin  twin      description\n"
         "CUDA0         8192  7168      400      600    1112  cuda 8.9  Card\n"
         "RPC0          8192  7168        -        -    1024  -         Card\n"
@@ -449,9 +429,7 @@ def test_calibration() -> None:
 
 
 def test_inspection() -> None:
-    out = io.StringIO()
-    plan_table.print_to(out, plan_table.inspection_table(INSPECTION))
-    assert out.getvalue() == (
+    assert printed(plan_table.inspection_table(INSPECTION)) == (
         "M (llama, 3.0 MiB of weights)\n"
         "general.name  M\n"
         "a.list        [1, 2]\n"
@@ -471,6 +449,16 @@ def test_inspection() -> None:
     )
 
 
+def progressed(*steps: Progress, out: io.StringIO | None = None, **words: bool) -> str:
+    """What is printed of these steps."""
+    out = out or io.StringIO()
+    with progress(out, **words) as on_progress:
+        assert on_progress is not None
+        for step in steps:
+            on_progress(step)
+    return out.getvalue()
+
+
 def test_progress_is_silent_where_nobody_watches() -> None:
     with progress(io.StringIO()) as on_progress:
         assert on_progress is None
@@ -478,23 +466,17 @@ def test_progress_is_silent_where_nobody_watches() -> None:
 
 def test_progress_of_minutes_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 14.9, 15.1, 15.2, 16.0, 29.0, 31.0, 31.0])
-    monkeypatch.setattr("fitter.cli.answers.time.monotonic", lambda: next(clock))
-    out = io.StringIO()
-    with progress(out, is_long=True) as on_progress:
-        assert on_progress is not None
-        for left in (599, 585, 584, 580, 570, 568):
-            on_progress(Progress(0, f"run 1: the plan ({left} s left)", 0.1))
-    assert out.getvalue() == "run 1: the plan (584 s left)\nrun 1: the plan (568 s left)\n"
+    monkeypatch.setattr("fitter.output.progress.time.monotonic", lambda: next(clock))
+    steps = [Progress(0, f"run 1: the plan ({left} s left)", 0.1) for left in (599, 585, 584, 580, 570, 568)]
+    assert progressed(*steps, is_long=True) == "run 1: the plan (584 s left)\nrun 1: the plan (568 s left)\n"
 
 
-def test_progress_on_a_terminal_is_a_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_on_a_terminal_is_a_line_that_goes_away_or_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
-    terminal = Terminal()
-    with progress(terminal) as on_progress:
-        assert on_progress is not None
-        on_progress(Progress(3, "context [4096]"))
-    assert "[3 dummy loads] context [4096]" in terminal.getvalue()
-    assert terminal.getvalue().endswith("\x1b[2K")
+    text = progressed(Progress(3, "context [4096]"), out=Terminal())
+    assert "[3 dummy loads] context [4096]" in text and text.endswith("\x1b[2K")
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", progressed(Progress(0, "fetching 3 of 9 files", 0.5), out=Terminal()))
+    assert f"{'━' * 12}╺{'━' * 11} fetching 3 of 9 files" in plain
 
 
 def test_progress_counts_the_seconds_of_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,28 +486,10 @@ def test_progress_counts_the_seconds_of_a_long_step(monkeypatch: pytest.MonkeyPa
     assert [str(step.__rich__()), str(step.__rich__())] == ["[3 dummy loads] loading", "[3 dummy loads] loading (75 s)"]
 
 
-def test_progress_of_which_a_part_is_done_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    terminal = Terminal()
-    with progress(terminal) as on_progress:
-        assert on_progress is not None
-        on_progress(Progress(0, "fetching 3 of 9 files", 0.5))
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
-    assert f"{'━' * 12}╺{'━' * 11} fetching 3 of 9 files" in plain
-
-
 def test_progress_with_a_line_for_each_step() -> None:
-    out = io.StringIO()
-    with progress(out, every_step=True) as on_progress:
-        assert on_progress is not None
-        for part in (0.0, 0.5, 1.0):
-            on_progress(Progress(0, f"fetching {part:.0%}", part))
-    assert out.getvalue() == "fetching 100%\n"
-    out = io.StringIO()
-    with progress(out, every_step=True) as on_progress:
-        assert on_progress is not None
-        on_progress(Progress(3, "context 4096"))
-    assert out.getvalue() == "[3 dummy loads] context 4096\n"
+    steps = [Progress(0, f"fetching {part:.0%}", part) for part in (0.0, 0.5, 1.0)]
+    assert progressed(*steps, every_step=True) == "fetching 100%\n"
+    assert progressed(Progress(3, "context 4096"), every_step=True) == "[3 dummy loads] context 4096\n"
 
 
 POOL = PoolUse("CUDA0+host", 64 * GIB, 60 * GIB, GIB, 3 * GIB, ("CUDA0", "host"))
@@ -559,10 +523,7 @@ SAID = {
         "the file must not be mapped: the GPU would map what the host has of the layers as well (--load-mode none, in "
         "older builds of llama.cpp --no-mmap)",
     ),
-    "a setting": (
-        replace(POOL, setting=Setting("sudo x", GIB, "it is better with sudo x")),
-        "it is better with sudo x",
-    ),
+    "setting": (replace(POOL, setting=Setting("sudo x", GIB, "it is better with sudo x")), "it is better with sudo x"),
 }
 
 
