@@ -238,11 +238,7 @@ _FIELDS_OF_OPTIONS = {
 @named_cases(
     ("files", served(path="/m/a-00001-of-00003.gguf"), "LLMKube's Model has one file, and this model has 3"),
     ("a space", served(path="/my models/a.gguf"), "from a path without spaces or an http address, not from /my models"),
-    (
-        "cards",
-        served(devices=tuple(f"CUDA{n}" for n in range(9))),
-        "8 GPUs of one vendor at most, and this plan uses 9",
-    ),
+    ("cards", served(devices=tuple(f"CUDA{n}" for n in range(9))), "8 GPUs of one vendor at most, and this plan uses"),
     (
         "an adapter",
         replace(served(), shared=(SharedUse("lora", "a", (), ("--lora", "/a/x.gguf")),)),

@@ -152,9 +152,7 @@ def test_they_go_on_or_are_named(
     assert said == ([f"fitter: ignored options: {ignored} (they have no effect on a plan)"] if ignored else [])
 
 
-def test_they_go_on_quoted_for_a_shell(
-    calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_they_go_on_quoted_for_sh(calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model.gguf", "--alias", "my model", "--format", "shell"]) == 0
     assert capsys.readouterr().out == f"{FITTED} --alias 'my model'\n"
 

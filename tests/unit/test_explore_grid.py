@@ -87,14 +87,7 @@ def test_types_that_are_no_pairs() -> None:
 
 
 def test_a_directory_is_every_model_in_it(tmp_path: Path) -> None:
-    for name in (
-        "b.gguf",
-        "a.gguf",
-        "mmproj-a.gguf",
-        "sub/c-00001-of-00002.gguf",
-        "sub/c-00002-of-00002.gguf",
-        "x.txt",
-    ):
+    for name in ("b.gguf", "a.gguf", "mmproj-a.gguf", "sub/c-00001-of-00002.gguf", "sub/c-00002-of-00002.gguf", "x.c"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     a, b, c = (str(tmp_path / name) for name in ("a.gguf", "b.gguf", "sub/c-00001-of-00002.gguf"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -53,11 +54,7 @@ LOADED = (
 
 
 def differences(plan: Plan, *buffers: Buffer) -> list[tuple[str, str, int]]:
-    return [
-        (each.buffer_type, each.kind, each.more)
-        for row in compare_rows(plan, Said(buffers))
-        for each in row.differences
-    ]
+    return [(e.buffer_type, e.kind, e.more) for row in compare_rows(plan, Said(buffers)) for e in row.differences]
 
 
 def test_what_the_log_says_is_what_was_planned() -> None:
@@ -303,27 +300,22 @@ def test_the_rate_of_growth() -> None:
     assert growth_of([*readings(1, 2), *readings(1, 2, 3, device="host")[2:]]) == ()
 
 
+def of_server(found: Verification = FOUND, **changes: Any) -> Verification:
+    return replace(found, server=replace(USE, **changes))
+
+
+MORE = (LaterUse("checkpoint", 9, 60, 2000, 2600, 525, 2000),)
+HOLDS = "as predicted, as far as its log says it"
 VERDICTS: dict[str, tuple[Verification, bool, str]] = {
-    "it holds": (FOUND, True, "as predicted, as far as its log says it"),
-    "the process has more": (
-        replace(FOUND, server=replace(USE, resident=301 * MIB)),
-        False,
-        "more than planned: the memory of its process",
-    ),
+    "it holds": (FOUND, True, HOLDS),
+    "the process has more": (of_server(resident=301 * MIB), False, "more than planned: the memory of its process"),
     "what comes later is more": (
-        replace(FOUND, server=replace(USE, later=(LaterUse("checkpoint", 9, 60, 2000, 2600, 525, 2000),))),
-        False,
-        "more than predicted: a context checkpoint +75 bytes",
+        *(of_server(later=MORE), False, "more than predicted: a context checkpoint +75 bytes"),
     ),
-    "more, but tolerated": (
-        replace(FOUND, tolerance=75, server=replace(USE, later=(LaterUse("checkpoint", 9, 6, 2000, 2600, 525, 2000),))),
-        True,
-        "as predicted, as far as its log says it",
-    ),
+    "more, but tolerated": (replace(of_server(later=MORE), tolerance=75), True, HOLDS),
     "a buffer is more": (
         replace(FOUND, rows=(replace(ROW, real=replace(ROW.real, compute=106)),)),
-        False,
-        "more than predicted: CPU compute +6 bytes",
+        *(False, "more than predicted: CPU compute +6 bytes"),
     ),
 }
 
@@ -344,13 +336,6 @@ def test_json() -> None:
         *("resident", "of_files", "counted", "planned", "margin", "growth"),
         *("expert_hits", "expert_misses", "expert_hit_rate", "reallocations"),
     ]
-    assert use["later"][1] == {
-        "kind": "prompt",
-        "count": 2,
-        "tokens": 1000,
-        "predicted": 2000,
-        "real": 2100,
-        "rounding": 525,
-        "most": None,
-    }
+    later = {"kind": "prompt", "count": 2, "tokens": 1000, "predicted": 2000, "real": 2100, "rounding": 525}
+    assert use["later"][1] == later | {"most": None}
     assert VERIFICATION.write(replace(FOUND, server=None))["server"] is None

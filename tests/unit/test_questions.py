@@ -57,11 +57,7 @@ def test_a_request_without_a_prompt_can_be_fast_at_prompts() -> None:
         UsageError("split mode 'tensor' needs two devices or more, and there is only CUDA0: use --split-mode layer"),
         "split mode 'tensor' needs two devices or more, and there is only CUDA0",
     ),
-    (
-        "another build",
-        LibraryError("planned for ggml 1 only: use --split-mode layer, or more"),
-        "planned for ggml 1 only",
-    ),
+    ("a build", LibraryError("planned for ggml 1 only: use --split-mode layer, or more"), "planned for ggml 1 only"),
     ("a crash", LlamaCppError("llama.cpp was ended by SIGSEGV"), "llama.cpp was ended by SIGSEGV"),
     ("no time", TimeLimitError("no plan was found in time: raise it"), "no plan was found in time: raise it"),
 )
@@ -118,45 +114,24 @@ def _lacking(size: int) -> Plan:
     return make_plan(problems=(Problem("CUDA0", size, "CUDA0 lacks some"),))
 
 
+FAST, USUAL, NEARLY, SLOW = (_plan("layer", seconds, 4096, True) for seconds in (1.0, 10.0, 10.1, 12.0))
+NO_ROOM = _plan("layer", 1.0, 4096, False)
+ONE, TWO, THREE = (Attempt({"a": number}) for number in (1, 2, 3))
+ON_THE_HOST = Attempt({"a": 1}, {0})
+
 OF_PROGRAMS: dict[str, tuple[list[list[Attempt]], dict[str, Plan | None], str]] = {
-    "the first that fits": (
-        [[Attempt({"a": 1}), Attempt({"a": 2})]],
-        {"1": _plan("layer", 10.0, 4096, True), "2": _plan("layer", 1.0, 4096, True)},
-        "1",
-    ),
-    "the next where it does not fit": (
-        [[Attempt({"a": 1}), Attempt({"a": 2})]],
-        {"1": _plan("layer", 1.0, 4096, False), "2": _plan("layer", 10.0, 4096, True)},
-        "2",
-    ),
-    "the next where it cannot be told": (
-        [[Attempt({"a": 1}, {0}), Attempt({"a": 2}, {0, 33})]],
-        {"1": _plan("layer", 1.0, 4096, True), "2": _plan("layer", 10.0, 4096, True)},
-        "2",
-    ),
-    "a refusal in between is passed over": (
-        [[Attempt({"a": 1}, {0}), Attempt({"a": 2}), Attempt({"a": 3})]],
-        {"1": _plan("layer", 1.0, 4096, True), "2": None, "3": _plan("layer", 10.0, 4096, True)},
-        "3",
-    ),
-    "the group that is clearly faster": (
-        [[Attempt({"a": 1})], [Attempt({"a": 2})]],
-        {"1": _plan("layer", 12.0, 4096, True), "2": _plan("layer", 10.0, 4096, True)},
-        "2",
-    ),
-    "the first of groups that are as fast": (
-        [[Attempt({"a": 1})], [Attempt({"a": 2})]],
-        {"1": _plan("layer", 10.1, 4096, True), "2": _plan("layer", 10.0, 4096, True)},
-        "1",
-    ),
-    "what lacks least": ([[Attempt({"a": 1})], [Attempt({"a": 2})]], {"1": _lacking(2), "2": _lacking(1)}, "2"),
+    "the first that fits": ([[ONE, TWO]], {"1": USUAL, "2": FAST}, "1"),
+    "the next where it does not fit": ([[ONE, TWO]], {"1": NO_ROOM, "2": USUAL}, "2"),
+    "the next where it cannot be told": ([[ON_THE_HOST, Attempt({"a": 2}, {0, 33})]], {"1": FAST, "2": USUAL}, "2"),
+    "a refusal in between is passed over": ([[ON_THE_HOST, TWO, THREE]], {"1": FAST, "2": None, "3": USUAL}, "3"),
+    "the group that is clearly faster": ([[ONE], [TWO]], {"1": SLOW, "2": USUAL}, "2"),
+    "the first of groups that are as fast": ([[ONE], [TWO]], {"1": NEARLY, "2": USUAL}, "1"),
+    "what lacks least": ([[ONE], [TWO]], {"1": _lacking(2), "2": _lacking(1)}, "2"),
 }
 
 
 @cases(OF_PROGRAMS)
-def test_which_plan_a_program_is_told(
-    groups: list[list[Attempt]], plans: dict[str, Plan | None], expected: str
-) -> None:
+def test_which_plan_it_is_told(groups: list[list[Attempt]], plans: dict[str, Plan | None], expected: str) -> None:
     def answer(words: Mapping[str, Any]) -> PlanAnswer:
         plan = plans[str(words["a"])]
         if plan is None:

@@ -60,10 +60,7 @@ llama_context:  CUDA_Host compute buffer size =    10.01 MiB
 
 
 def sizes(said: Said) -> dict[tuple[int, str, str], tuple[float, int]]:
-    return {
-        (each.context, each.buffer_type, each.kind): (each.size.bytes / MIB, each.size.rounding)
-        for each in said.buffers
-    }
+    return {(e.context, e.buffer_type, e.kind): (e.size.bytes / MIB, e.size.rounding) for e in said.buffers}
 
 
 def test_what_a_load_takes() -> None:

@@ -161,9 +161,7 @@ def long_line(path: Path) -> None:
         "{} is not a file of fitter explore: name another one with --resume",
     ),
 )
-def test_what_is_no_file_of_cells_is_one_line_and_stays_as_it_is(
-    make: Callable[[Path], object], said: str, tmp_path: Path
-) -> None:
+def test_what_is_no_file_of_cells_stays_as_it_is(make: Callable[[Path], object], said: str, tmp_path: Path) -> None:
     path = tmp_path / "cells.jsonl"
     make(path)
     before = path.stat()

@@ -89,9 +89,7 @@ def test_factors_change_the_part_and_the_place_that_were_measured() -> None:
         replace(CARD, factors=Factors(attention=Factor(2.0, 3.0))),
         replace(PC, factors=Factors(weights=Factor(4.0, 5.0))),
     )
-    changed = {
-        name: (pytest.approx(2 * p), pytest.approx(3 * g)) for name, (p, g) in plain.items() if "attention" in name
-    }
+    changed = {n: (pytest.approx(2 * p), pytest.approx(3 * g)) for n, (p, g) in plain.items() if "attention" in n}
     changed |= {
         "host: weights": tuple(pytest.approx(n * s) for n, s in zip((4, 5), plain["host: weights"], strict=True))
     }
