@@ -88,24 +88,12 @@ TWO_CARDS = {CARD: 100, "CUDA1": 100}
     ("ollama spreads", ollama, setup(model("a", 50), model("b", 110), room=TWO_CARDS), "aba", 3, 2, 0, 0),
     ("ollama's wrong guess", ollama, setup(model("a", 50), model("b", 60, predicted=30)), "ab", 2, 2, 1, 1),
     (
-        "ollama's wrong guess of a card",
-        ollama,
-        setup(model("a", 50), model("b", 110, predicted=70), room=TWO_CARDS),
-        "ab",
-        1,
-        1,
-        1,
-        1,
+        *("ollama's wrong guess of a card", ollama),
+        *(setup(model("a", 50), model("b", 110, predicted=70), room=TWO_CARDS), "ab", 1, 1, 1, 1),
     ),
     (
-        "ollama without a card looks at no memory",
-        ollama,
-        setup(*(model(name, {"host": 30}) for name in "abcd"), room={"host": 100}),
-        "abcabcd",
-        7,
-        4,
-        1,
-        0,
+        *("ollama without a card looks at no memory", ollama),
+        *(setup(*(model(name, {"host": 30}) for name in "abcd"), room={"host": 100}), "abcabcd", 7, 4, 1, 0),
     ),
     ("fleet keeps a set", fleet, setup(*FOUR, sets=("abc", "abd"), costs="1111"), "abcdabdc", 8, 5, 2, 0),
     ("fleet keeps the dear", fleet, setup(*FOUR, sets=("ac", "bc", "ab"), costs="1911"), "abcb", 4, 3, 1, 0),
@@ -202,9 +190,7 @@ def test_the_command_replays_a_log_with_each_policy(tmp_path: Path, capsys: pyte
     log.write_text("seconds,model,tokens\n0.5,a,7\n2,b,\n")
     assert read_log(log) == [Asked(0.5, "a", 7.0), Asked(2.0, "b")]
     way = {"needs": {CARD: 60}, "seconds": 1, "reload_seconds": 3}
-    models = [
-        {"name": name, "kind": "llm", "alone": way, "fleet": way, "predicted": 60, "tokens": 9} for name in ("a", "b")
-    ]
+    models = [{"name": n, "kind": "llm", "alone": way, "fleet": way, "predicted": 60, "tokens": 9} for n in ("a", "b")]
     document = {"models": models, "room": {CARD: 100}, "sets": [["a"], ["b"]], "evict_costs": {"a": 1, "b": 1}}
     (tmp_path / "setup.json").write_text(json.dumps(document))
     assert main([str(tmp_path / "setup.json"), "--log", str(log), "--requests", "20"]) == 0

@@ -160,10 +160,7 @@ def test_what_only_moves_to_another_buffer_type_has_not_grown() -> None:
     for more, fails in ((0, False), (1, True)):
         rows = (*cards, replace(host, model=0, compute=host.compute + more), elsewhere)
         found = moved(OnBuild("new", "2", replace(plan.breakdown, rows=rows)))
-        assert [(what, bool(failure)) for what, *_, failure in found] == [
-            ("host CPU", False),
-            ("host CUDA_Host", fails),
-        ]
+        assert [(what, bool(fails_)) for what, *_, fails_ in found] == [("host CPU", False), ("host CUDA_Host", fails)]
 
 
 def test_what_is_beside_the_model_is_there_too() -> None:

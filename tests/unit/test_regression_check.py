@@ -135,9 +135,7 @@ def test_what_others_write_meanwhile_stays(update: tuple[str, ...], file: Path, 
     ("all of a pattern", ("code",), ["code/x", "code/y"]),
     ("one of a pattern, and another", ("code/y", "b"), ["b", "code/y"]),
 )
-def test_an_update_changes_these_alone(
-    names: tuple[str, ...], measured: list[str], file: Path, machine: Machine
-) -> None:
+def test_an_update_changes_these(names: tuple[str, ...], measured: list[str], file: Path, machine: Machine) -> None:
     locked(file, gone=OTHER)
     machine.memory = dict.fromkeys(CASES, LARGER)
     lock(file, update=names)
@@ -224,9 +222,7 @@ def test_cases_on_one_side_only(file: Path, machine: Machine) -> None:
     ("some", "code", {"code/x": "same", "code/y": "same", "coded": "same"}, ["code/x", "code/y", "coded"]),
     ("one that is not locked", "a", {"a": "added"}, []),
 )
-def test_what_is_selected(
-    expression: str, expected: dict[str, str], asked: list[str], file: Path, machine: Machine
-) -> None:
+def test_selected(expression: str, expected: dict[str, str], asked: list[str], file: Path, machine: Machine) -> None:
     names = ("b", "code/x", "code/y", "coded", "gone")
     write_lock(file.with_name("fitter.lock"), Lock(dict.fromkeys(names, SNAPSHOT)))
     assert statuses(check(file, expression=expression)) == expected

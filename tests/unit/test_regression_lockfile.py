@@ -55,7 +55,7 @@ TEXT = dumps(Lock({"b": SNAPSHOT}))
 @named_cases(
     ("missing", None, "fitter.lock does not exist: run 'fitter lock' to make it"),
     (
-        "of a later fitter",
+        "of a later one",
         "schema = 2\nmore = 1\n",
         "has schema 2, but this fitter reads schema 1: install a newer fitter",
     ),

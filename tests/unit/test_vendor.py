@@ -122,9 +122,7 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @named_cases(("everything", (), HEADERS | SOURCES), ("headers only", ("--headers-only",), HEADERS))
-def test_lays_what_was_asked_for(
-    options: tuple[str, ...], expected: Mapping[str, str], vendor: Vendor, sdist: Path
-) -> None:
+def test_lays_what_is_asked(options: tuple[str, ...], expected: Mapping[str, str], vendor: Vendor, sdist: Path) -> None:
     vendor.pin(sdist)
     done = vendor.fetch("--sdist", sdist, *options)
     assert (done.returncode, done.stderr) == (0, "")

@@ -80,9 +80,8 @@ def test_what_is_installed_is_pinned_by_its_hash() -> None:
     project = tomli.loads((ROOT / "pyproject.toml").read_text())
     for name in ("action.txt", "notes.txt"):
         lines = (PINNED / name).read_text().splitlines()[1:]
-        assert lines and all(
-            re.fullmatch(r"[\w.-]+==\S+( ; .*?)?( --hash=sha256:[0-9a-f]{64})+", line) for line in lines
-        )
+        pinned = re.compile(r"[\w.-]+==\S+( ; .*?)?( --hash=sha256:[0-9a-f]{64})+")
+        assert lines and all(map(pinned.fullmatch, lines))
     action = (PINNED / "action.txt").read_text()
     assert f"\nllama-cpp-python=={pin['version']} --hash=sha256:{pin['sha256']}\n" in action
     for requirement in (*project["project"]["dependencies"], *project["build-system"]["requires"]):
@@ -96,9 +95,7 @@ def test_what_is_installed_is_pinned_by_its_hash() -> None:
 def test_nothing_is_installed_without_its_pin() -> None:
     (line,) = re.findall(r"pip\" install .*", (FOLDER / "release.yml").read_text())
     assert "--require-hashes" in line and line.endswith("-r packaging/pins/notes.txt")
-    (step,) = (
-        each for each in WORKFLOWS["build.yml"]["jobs"]["build"]["steps"] if each.get("run") == "make release-tools"
-    )
+    (step,) = (s for s in WORKFLOWS["build.yml"]["jobs"]["build"]["steps"] if s.get("run") == "make release-tools")
     assert step["env"]["PIP_CONSTRAINT"] == "packaging/pins/tools.txt"
     images = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     (python,) = re.findall(r"^ARG PYTHON=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
