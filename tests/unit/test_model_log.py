@@ -84,18 +84,15 @@ def test_of_a_long_log_the_last_requests_are_read(tmp_path: Path) -> None:
     assert last_requests(path, ["old", "new"]) == ("old",) + ("new",) * (MOST_REQUESTS - 1)
 
 
+NO_TEXT = "{} is no text in UTF-8: give the log as the server wrote it"
 NO_REQUEST = "give the log of a llama-server that routes to models, or of llama-swap with logLevel: debug"
 
 
 @named_cases(
     ("missing", None, "{} does not exist: give the log of a server"),
     ("directory", "folder", "{} is a directory: give the log in it"),
-    ("binary", b"GGUF\x03\0\0\0", "{} is no text in UTF-8: give the log as the server wrote it"),
-    (
-        "UTF-16",
-        "proxying request to model chat on port 1".encode("utf-16"),
-        "{} is no text in UTF-8: give the log as the server wrote it",
-    ),
+    ("binary", b"GGUF\x03\0\0\0", NO_TEXT),
+    ("UTF-16", "proxying request to model chat on port 1".encode("utf-16"), NO_TEXT),
     ("empty", b"", "{} has no request for chat, embed: " + NO_REQUEST),
     ("no debug level", b"[INFO] ready\n", "{} has no request for chat, embed: " + NO_REQUEST),
     (
@@ -213,14 +210,19 @@ def test_a_number_of_too_many_digits_is_none(digits: int, tmp_path: Path) -> Non
     assert session is not None and session.prompt == 10**18
 
 
-@cases(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-def test_the_first_signal_ends_the_reading_of_a_log(number: signal.Signals, tmp_path: Path) -> None:
-    path = tmp_path / "server.log"
-    # a line that takes a regular expression long, as often as it is read
+@pytest.fixture(scope="module")
+def long_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of a line that takes a regular expression long, very often."""
+    path = tmp_path_factory.mktemp("log") / "server.log"
     path.write_bytes(b"prompt eval time = 1.0 ms / 1 tokens\nstop processing: n_tokens = 5\n" * 3_000_000)
-    command = [sys.executable, "-m", "fitter", "--shape", "qwen3-0.6b", "--gpu", "24GiB", "--workload", str(path)]
+    return path
+
+
+@cases(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def test_the_first_signal_ends_the_reading_of_a_log(number: signal.Signals, long_log: Path) -> None:
+    command = [sys.executable, "-m", "fitter", "--shape", "qwen3-0.6b", "--gpu", "24GiB", "--workload", str(long_log)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         own = psutil.Process(process.pid)
-        until(lambda: any(file.path == str(path) for file in own.open_files()))
+        until(lambda: any(file.path == str(long_log) for file in own.open_files()))
         process.send_signal(number)
         assert process.wait(timeout=patience.SECONDS) == 128 + number
