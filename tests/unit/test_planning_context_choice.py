@@ -207,6 +207,21 @@ def test_last_true(low: int, high: int, until: int, expected: int) -> None:
     assert {last_true(low, high, lambda n: n <= until, near) for near in range(-1, 12)} == {expected}
 
 
+@cases(1, 2, 7, 80)
+def test_no_number_is_asked_for_twice_wherever_the_search_begins(most: int) -> None:
+    for until in range(most + 1):
+        for near in range(1, most + 1):
+            asked: list[int] = []
+
+            def holds(number: int, asked: list[int] = asked, until: int = until) -> bool:
+                asked.append(number)
+                return number <= until
+
+            assert last_true(0, most + 1, holds, near) == until
+            assert len(asked) == len(set(asked)) <= 2 * most.bit_length() + 1
+            assert all(1 <= number <= most for number in asked)
+
+
 def test_a_number_close_to_the_answer_takes_few_questions() -> None:
     asked: list[int] = []
 

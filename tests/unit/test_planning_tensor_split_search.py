@@ -16,7 +16,7 @@ from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.search.tensor_split_search import Seconds, search_split, smallest
+from fitter.planning.search.tensor_split_search import Seconds, search_split
 from tests.support.cases import cases, named_cases
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
@@ -255,21 +255,6 @@ def test_a_time_limit_leaves_what_was_found_on_the_host() -> None:
 
     trial = run(10_000, 10_000, llama=Slow(model=MOE), model=MOE)
     assert trial.fits and on_host(trial)
-
-
-@cases(1, 2, 7, 80)
-def test_the_smallest_number_is_found_wherever_the_search_begins(most: int) -> None:
-    for least in range(1, most + 2):
-        for guess in range(1, most + 1):
-            asked: list[int] = []
-
-            def is_enough(number: int, asked: list[int] = asked, least: int = least) -> bool:
-                asked.append(number)
-                return number >= least
-
-            assert smallest(most, is_enough, guess) == (least if least <= most else None)
-            assert len(asked) == len(set(asked)) <= 2 * most.bit_length() + 1
-            assert all(1 <= number <= most for number in asked)
 
 
 def test_a_device_without_room_takes_no_part() -> None:

@@ -26,6 +26,7 @@ from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.constraints import check_split_devices
 from fitter.planning.request.given import overrides_for, units_on_devices, usable_devices
 from fitter.planning.request.request import DeviceLimit, Measure, Record, Request
+from fitter.planning.search.expectations import last_true
 from fitter.planning.search.levers import Candidate
 
 PARTS = 10000
@@ -141,12 +142,11 @@ class _Search:
             way, trial = self._balanced(_Way(devices), least)
         self.best = trial if trial.fits else None
         try:
-            is_widest = is_set or request.n_ctx_max <= least
-            if request.is_for_most_context and not is_widest:
-                return self._widest(way, trial if trial.fits else self._spill_least(way, trial, least))
-            if not trial.fits:
-                return self._spill_least(way, trial, least)
-            return trial if is_widest else self._with_more_context(way, trial)
+            enough = trial if trial.fits else self._spill_least(way, trial, least)
+            is_open = not is_set and request.n_ctx_max > least
+            if is_open and enough.fits and (trial.fits or request.is_for_most_context):
+                return self._with_more_context(way, enough)
+            return enough
         except TimeLimitError:
             if self.best is None:
                 raise
@@ -208,6 +208,8 @@ class _Search:
         step = request.alignment
         low, high, best = trial.params.n_ctx, request.n_ctx_max, trial
         room_low, room_high = self._room(way, best), -math.inf
+        # with weights on the host, the room says nothing of the context
+        most_guesses = 0 if request.is_for_most_context else _CONTEXTS // 2
         if tops := self._allowed(way, high):
             top_way, top = tops
             if top.fits:
@@ -216,7 +218,7 @@ class _Search:
         for count in range(_CONTEXTS):
             if high - low <= step:
                 break
-            is_guess = count < _CONTEXTS // 2 and room_low > room_high > -math.inf
+            is_guess = count < most_guesses and room_low > room_high > -math.inf
             part = max(0.0, room_low) / (room_low - room_high) if is_guess else 0.5
             guess = int(low + (high - low) * min(1.0, part)) // step * step
             guess = min(max(guess, (low // step + 1) * step), (high - 1) // step * step)
@@ -230,34 +232,17 @@ class _Search:
         return best
 
     def _allowed(self, way: _Way, n_ctx: int) -> tuple[_Way, Trial] | None:
-        """Call ``_balanced``; ``None`` where llama.cpp refuses the context, which is not the user's."""
+        """Call ``_balanced``; ``None`` where llama.cpp refuses the context, which is not the user's.
+
+        For the most context, have as much on the host as it needs.
+        """
         try:
-            return self._balanced(way, n_ctx)
+            way, trial = self._balanced(way, n_ctx)
         except LlamaCppError:
             return None
-
-    def _widest(self, way: _Way, trial: Trial) -> Trial:
-        """Find the trial with the largest context, with as much on the host as it needs."""
-        request = self._request
-
-        def attempt(n_ctx: int) -> Trial | None:
-            result = self._allowed(way, n_ctx)
-            return self._spill_least(*result, n_ctx) if result and not result[1].fits else result and result[1]
-
-        low, high, best = trial.params.n_ctx, request.n_ctx_max, trial
-        if not trial.fits or ((top := attempt(high)) and top.fits):
-            return top if trial.fits and top else trial
-        for _ in range(_CONTEXTS):
-            guess = (low + high) // 2 // request.alignment * request.alignment
-            if guess <= low:
-                break
-            larger = attempt(guess)
-            if larger and larger.fits:
-                low = guess
-                self.best = best = larger
-            else:
-                high = guess
-        return best
+        if self._request.is_for_most_context and not trial.fits:
+            trial = self._spill_least(way, trial, n_ctx)
+        return way, trial
 
     def _room(self, way: _Way, trial: Trial) -> float:
         """Add up the bytes left on all devices. With the user's shares the fullest device counts for all."""
@@ -330,9 +315,8 @@ class _Search:
 
         lacking = lacks_of(start)
         guess = next((i for i, size in enumerate(accumulate(sizes), 1) if size >= lacking), len(sizes))
-        if smallest(len(sizes), is_enough, guess) is None:
-            return best, False
-        return enough, True
+        is_found = last_true(0, len(sizes) + 1, lambda number: not is_enough(number), guess) < len(sizes)
+        return (enough, True) if is_found else (best, False)
 
     def _trial(self, way: _Way, n_ctx: int) -> Trial:
         params = self._params(way, n_ctx)
@@ -364,24 +348,6 @@ class _Search:
         if not way.parted:
             return ()
         return tuple(unit for unit in self._units[: way.parted] if unit.index >= way.layers_on_host)
-
-
-def smallest(most: int, is_enough: Callable[[int], bool], guess: int) -> int | None:
-    """Find the smallest number from 1 to ``most`` that is enough; ``None`` if none is. Larger numbers are enough too.
-
-    Numbers next to ``guess`` are tested first, then others in growing steps.
-    """
-    low, high, step, at = 0, most + 1, 1, guess
-    while high - low > 1:
-        at = min(max(at, low + 1), high - 1)
-        if is_enough(at):
-            high = at
-        else:
-            low = at
-        is_between = low and high <= most
-        at = (low + high) // 2 if is_between else low + step if low else high - step
-        step *= 2
-    return high if high <= most else None
 
 
 def _normal(values: Sequence[float]) -> list[float]:
