@@ -9,8 +9,15 @@ from fitter.planning.placing.layer_sizes import Unit
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.request import SHARED_ROW
-from fitter.planning.search.compute_buffers import Buffers, LearnedCompute
-from fitter.planning.search.room import Room, cached_on, first_without_attention, off_by, room_left_by
+from fitter.planning.search.room import (
+    Buffers,
+    LearnedCompute,
+    Room,
+    cached_on,
+    first_without_attention,
+    off_by,
+    room_left_by,
+)
 from tests.support.cases import named_cases
 from tests.support.synthetic import MIB, SyntheticModel, limits, request
 

@@ -15,7 +15,7 @@ from fitter.planning.request.constraints import workload_of
 from fitter.planning.request.given import is_pipelined, keeps_pipeline, micro_batches, params_of
 from fitter.planning.request.request import Request
 from fitter.planning.request.shared import remembered
-from fitter.planning.search.compute_buffers import LearnedCompute
+from fitter.planning.search.room import LearnedCompute
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks, SearchState
 from fitter.planning.search.variants import WORTH, Answer, Kind, Variant, Variants, is_little, likely_seconds
@@ -276,15 +276,13 @@ def _more(device: str, n_ctx: int, has_caches: bool) -> int:
     ("in proportion to the other one", 1024, {512: None, 2048: 900}, 450),
 )
 def test_buffers_of_others_lie_on_a_line(n_ubatch: int, measured: dict[int, int | None], expected: int) -> None:
-    (mine, here), (others, there) = [*measured.items(), *measured.items()][:2]
-    learned = [LearnedCompute(), LearnedCompute()]
-    for each, size in zip(learned, (here, there), strict=True):
-        if size is not None:
-            each.learn("CUDA0", 4096, size)
-    assert (
-        learned[0].with_micro_batch(n_ubatch, mine, learned[1], others, _more, True).at("CUDA0", 4096) == expected + 7
-    )
-    guess = learned[0].with_micro_batch(n_ubatch, mine, learned[1], others, _more, False)
+    learned = {size: LearnedCompute() for size in measured}
+    for size, compute in measured.items():
+        if compute is not None:
+            learned[size].learn("CUDA0", 4096, compute)
+    known = [(size, each) for size, each in learned.items() if each.is_measured]
+    assert LearnedCompute.guessed(n_ubatch, known, _more).at("CUDA0", 4096) == expected + 7
+    guess = LearnedCompute.guessed(n_ubatch, known, _more, has_caches=False)
     assert guess.at("CUDA0", 4096) == expected and not guess.is_measured
     guess.learn("CUDA0", 4096, 1)
     assert guess.at("CUDA0", 4096) == 1 and guess.is_measured

@@ -1,21 +1,35 @@
-"""Room of each device for weights and caches: its target less its compute buffer. Bytes.
+"""Room of each device for weights and caches: its target less its compute buffer, learned from dummy loads. Bytes.
 
-Proposals are packed into it. ``compute_buffers`` estimates the buffers.
+Proposals are packed into it. A compute buffer depends on the placement: whether all of the model is on devices, and
+with which caches a device computes. So they are learned apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
+from fitter.llama.types import Breakdown
 from fitter.planning.placing.layer_sizes import Unit
 from fitter.planning.placing.placement import Placement, gaps_of
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.request.request import DeviceLimit
+from fitter.planning.request.request import SHARED_ROW, DeviceLimit
 
 Cached = Literal["attention", "states", "nothing"]
 """Caches that a device computes with: of attention, only recurrent states, or none."""
+
+CACHED: tuple[Cached, ...] = ("attention", "states", "nothing")
+"""The kinds of ``Cached``, those with the largest compute buffer first."""
+
+Use = Literal["whole", "attention", "states", "nothing"]
+"""What a device computes: all of the model is on devices, or else with which caches."""
+
+More = Callable[[str, int, bool], int]
+"""Returns further bytes of a device or the host at a context, with caches of attention or without."""
+
+_BESIDE = "beside the devices of "
 
 
 @dataclass(frozen=True)
@@ -44,7 +58,7 @@ class Room:
         return Room(*(tuple(min(0, b) if c else b for b, c in zip(kind, are_closed, strict=True)) for kind in kinds))
 
     def _with(self, cached: Cached) -> tuple[int, ...]:
-        return {"attention": self.with_caches, "states": self.with_states, "nothing": self.without}[cached]
+        return (self.with_caches, self.with_states, self.without)[CACHED.index(cached)]
 
 
 def cached_on(units: Sequence[Unit], placement: Placement) -> list[Cached]:
@@ -79,21 +93,236 @@ def room_left_by(
 
     ``devices``: the trial's devices, limited where they share memory with the host.
     """
-    with_caches, with_states, without = map(list, (room.with_caches, room.with_states, room.without))
+    rooms = [list(room.with_caches), list(room.with_states), list(room.without)]
     cached = cached_on(units, trial.placement)
     for d, device in enumerate(trial.devices if devices is None else devices):
         if d not in trial.placement.idle:
-            left = device.target - trial.breakdown.on(device.name).compute - off[d]
-            without[d] = max(left, without[d])
-            with_caches[d] = left if cached[d] == "attention" else min(with_caches[d], left)
-            if cached[d] == "nothing":
-                with_states[d] = min(with_states[d], left)
-            else:
-                with_states[d] = left if cached[d] == "states" else max(left, with_states[d])
-    return Room(tuple(with_caches), tuple(with_states), tuple(without))
+            left, here = device.target - trial.breakdown.on(device.name).compute - off[d], CACHED.index(cached[d])
+            # with fewer caches, a device has no less room
+            for kind, sizes in enumerate(rooms):
+                if kind < here:
+                    sizes[d] = min(left, sizes[d])
+                else:
+                    sizes[d] = left if kind == here and sizes is not rooms[-1] else max(left, sizes[d])
+    return Room(*map(tuple, rooms))
 
 
 def off_by(trial: Trial, units: Sequence[Unit]) -> list[int]:
     """Compute by how many bytes each device's weights and caches in ``trial`` are above their estimate by ``units``."""
     rows = [trial.breakdown.on(device.name) for device in trial.devices]
     return gaps_of(units, [row.model + row.context for row in rows], trial.placement)
+
+
+@dataclass
+class LearnedCompute:
+    """Compute bytes by device and context, for one ``Use``.
+
+    Between measured contexts, and beyond them, it estimates by a line through the two nearest. ``is_guess``: nothing
+    was measured.
+    """
+
+    _points: dict[str, dict[int, int]] = field(default_factory=dict)
+    _corrected: set[tuple[str, int]] = field(default_factory=set)
+    is_guess: bool = False
+
+    def learn(self, device: str, n_ctx: int, compute: int) -> None:
+        """Learn a measurement. The second one at a context replaces the first, whose placement was only a guess. From
+        then on the largest counts, so that placements that differ by a tensor do not correct each other for ever."""
+        self.is_guess = False
+        points = self._points.setdefault(device, {})
+        if (device, n_ctx) in self._corrected:
+            compute = max(compute, points[n_ctx])
+        elif n_ctx in points:
+            self._corrected.add((device, n_ctx))
+        points[n_ctx] = compute
+
+    def copy(self, renamed: Mapping[str, str]) -> LearnedCompute:
+        """Copy, with devices renamed from key to value of ``renamed``."""
+        points = {renamed.get(device, device): dict(by_context) for device, by_context in self._points.items()}
+        corrected = {(renamed.get(device, device), n_ctx) for device, n_ctx in self._corrected}
+        return LearnedCompute(points, corrected, self.is_guess)
+
+    @property
+    def knows_any(self) -> bool:
+        """Whether anything was measured or guessed."""
+        return bool(self._points)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether anything was measured."""
+        return self.knows_any and not self.is_guess
+
+    def at(self, device: str, n_ctx: int) -> int | None:
+        """Estimate compute bytes; ``None`` without a measurement."""
+        points = self._points.get(device)
+        if not points:
+            return None
+        contexts = sorted(points)
+        if len(contexts) == 1 or n_ctx in points:
+            return points.get(n_ctx, points[contexts[0]])
+        right = min(max(bisect_left(contexts, n_ctx), 1), len(contexts) - 1)
+        low, high = contexts[right - 1], contexts[right]
+        return max(0, points[low] + (points[high] - points[low]) * (n_ctx - low) // (high - low))
+
+    @staticmethod
+    def guessed(
+        n_ubatch: int, measured: Sequence[tuple[int, LearnedCompute]], more: More, has_caches: bool = True
+    ) -> LearnedCompute:
+        """Estimate the bytes with a micro batch, by a line through those that were measured with the two nearest ones.
+
+        Where only one was, they are in proportion to the micro batch.
+
+        Args:
+            more: adds bytes.
+            has_caches: whether devices compute with caches of attention.
+        """
+        nearest = sorted(measured, key=lambda pair: abs(pair[0] - n_ubatch))[:2]
+
+        def size(device: str, n_ctx: int) -> int:
+            (near, here), *rest = [(n, at) for n, known in nearest if (at := known.at(device, n_ctx)) is not None]
+            if not rest:
+                return round(here * n_ubatch / near)
+            far, there = rest[0]
+            return max(0, round(here + (there - here) * (n_ubatch - near) / (far - near)))
+
+        guess = LearnedCompute(is_guess=True)
+        for _, known in nearest:
+            for device, points in known._points.items():
+                at = guess._points.setdefault(device, {})
+                at |= {n_ctx: size(device, n_ctx) + more(device, n_ctx, has_caches) for n_ctx in points}
+        return guess
+
+
+class Buffers:
+    """Compute buffers of devices by their use. The host's and pools' bytes are learned with ``whole`` or ``attention``.
+
+    ``shared`` is memory that others than the model use: it does not depend on the placement.
+    """
+
+    def __init__(self, shared: LearnedCompute | None = None) -> None:
+        self.shared = LearnedCompute() if shared is None else shared
+        self._learned: dict[Use, LearnedCompute] = {"whole": LearnedCompute()}
+        self._learned |= {cached: LearnedCompute() for cached in CACHED}
+
+    def _of(self, is_whole: bool) -> LearnedCompute:
+        return self._learned["whole" if is_whole else "attention"]
+
+    @property
+    def knows_any(self) -> bool:
+        """Whether anything was measured on these devices."""
+        return self.knows(True) or self.knows(False)
+
+    def knows(self, is_whole: bool) -> bool:
+        """Whether a placement of this kind was measured, with this micro batch or another."""
+        return self._of(is_whole).knows_any
+
+    def has_measured(self, is_whole: bool) -> bool:
+        """Whether a placement of this kind was measured."""
+        return self._of(is_whole).is_measured
+
+    def learn(
+        self,
+        breakdown: Breakdown,
+        n_ctx: int,
+        is_whole: bool,
+        used: Mapping[str, Cached],
+        layers_on_host: int | None = 0,
+        pools: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        """Learn a measurement.
+
+        Args:
+            used: devices that are not idle, and the caches with which each computes.
+            layers_on_host: bytes of weights and caches of layers that the host has; ``None`` if no sizes are known.
+            pools: bytes in use of each memory pool: all of them, and those that are not its devices'.
+        """
+        for name, cached in used.items():
+            self._learned["whole" if is_whole else cached].learn(name, n_ctx, breakdown.on(name).compute)
+        if layers_on_host is not None:
+            self._of(is_whole).learn("host", n_ctx, breakdown.host.used - layers_on_host)
+        for name, (total, not_on_devices) in (pools or {}).items():
+            self._of(is_whole).learn(name, n_ctx, total)
+            self._of(is_whole).learn(_BESIDE + name, n_ctx, not_on_devices)
+        for row in breakdown.rows:
+            if row.buffer_type == SHARED_ROW and row.device is not None:
+                self.shared.learn(row.device, n_ctx, row.used)
+
+    def forget_partial(self) -> None:
+        """Forget the buffers of placements that are not whole."""
+        self._learned["attention"] = LearnedCompute()
+
+    def share_whole(self, other: Buffers) -> None:
+        """Learn the buffers of whole placements together with ``other``."""
+        self._learned["whole"] = other._learned["whole"]
+
+    def host_without_layers(self, n_ctx: int, is_whole: bool) -> int | None:
+        """Estimate the host's bytes without weights and caches of layers; ``None`` before a measurement."""
+        return self._of(is_whole).at("host", n_ctx)
+
+    def beside_devices(self, pool: str, n_ctx: int, is_whole: bool) -> int | None:
+        """Estimate the bytes of a pool that are not its devices'; ``None`` before a measurement."""
+        return self._of(is_whole).at(_BESIDE + pool, n_ctx)
+
+    def in_pool(self, pool: str, n_ctx: int) -> int | None:
+        """Estimate the least bytes that a pool holds in all; ``None`` before a measurement."""
+        sizes = [self._of(is_whole).at(pool, n_ctx) for is_whole in (True, False)]
+        return min((size for size in sizes if size is not None), default=None)
+
+    def take_over(self, other: Buffers, renamed: Mapping[str, str]) -> None:
+        """Copy all buffers of ``other`` but the shared ones, with devices renamed."""
+        self._learned = {use: learned.copy(renamed) for use, learned in other._learned.items()}
+
+    def guess(self, n_ubatch: int, measured: Mapping[int, Buffers], more: More | None = None) -> None:
+        """Estimate the buffers that were not measured, but the shared ones, from those with the two nearest ones.
+
+        ``more``: adds the bytes by which they are larger, where they are of another kind.
+        """
+
+        def estimate(use: Use, of: Use, has_caches: bool) -> None:
+            known = [(size, other._learned[of]) for size, other in measured.items() if other._learned[of].is_measured]
+            if known and not self._learned[use].is_measured:
+                self._learned[use] = LearnedCompute.guessed(n_ubatch, known, more or _nothing, has_caches)
+
+        for use in self._learned:
+            estimate(use, use, use in ("whole", "attention"))
+        if more and not self._learned["nothing"].knows_any:
+            # without caches they are no larger than with them as measured, but for what is added there
+            estimate("nothing", "attention", False)
+
+    def room(
+        self, devices: Sequence[DeviceLimit], n_ctx: int, is_whole: bool, off: Sequence[int], optimistic: bool = False
+    ) -> Room:
+        """Compute the bytes of weights and caches that ``devices`` may hold.
+
+        A buffer that was not measured for this kind of placement is taken from the other kind.
+
+        Args:
+            off: by how many bytes each device's weights and caches were above their estimate when last measured.
+            optimistic: take no buffers from the other kind.
+        """
+        computes = [self._compute(device.name, n_ctx, is_whole, optimistic) for device in devices]
+        left = [device.target - less for device, less in zip(devices, off, strict=True)]
+        kinds = range(len(CACHED))
+        return Room(*(tuple(most - compute[k] for most, compute in zip(left, computes, strict=True)) for k in kinds))
+
+    def _compute(self, device: str, n_ctx: int, is_whole: bool, optimistic: bool) -> tuple[int, int, int]:
+        """Estimate a device's compute bytes with attention, with recurrent states alone, and without caches."""
+        compute = self._of(is_whole).at(device, n_ctx)
+        shared = self.shared.at(device, n_ctx) or 0
+        if is_whole:
+            states = nothing = None
+        else:
+            states, nothing = (self._learned[cached].at(device, n_ctx) for cached in CACHED[1:])
+        if compute is None and states is not None:
+            compute = states
+        elif compute is None:
+            other = None if optimistic else self._of(not is_whole).at(device, n_ctx)
+            compute = max(shared if other is None else other, nothing or 0)
+        elif states is None and not is_whole:
+            # the buffer of attention says nothing of it: a guess too low costs a load, one too high is not tried
+            states = nothing or shared
+        return compute, compute if states is None else states, compute if nothing is None else nothing
+
+
+def _nothing(device: str, n_ctx: int, has_caches: bool) -> int:
+    return 0

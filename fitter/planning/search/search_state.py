@@ -21,9 +21,8 @@ from fitter.planning.request import context_limit, given, pool_margin
 from fitter.planning.request.request import DeviceLimit, Measure, Record, Request
 from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.search import proposals
-from fitter.planning.search.compute_buffers import Buffers
 from fitter.planning.search.proposals import Situation
-from fitter.planning.search.room import Cached, Room, cached_on, off_by, room_left_by
+from fitter.planning.search.room import Buffers, Cached, Room, cached_on, off_by, room_left_by
 from fitter.planning.speed.explain import Choice
 from fitter.planning.speed.work import resized_layout
 

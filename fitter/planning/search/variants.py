@@ -33,10 +33,10 @@ from fitter.planning.request.given import (
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.request.shared import LEAST_FOR_SPEED
 from fitter.planning.search.capacity import is_too_large
-from fitter.planning.search.compute_buffers import Buffers
 from fitter.planning.search.corrections import best_at
 from fitter.planning.search.expectations import expected_placement
 from fitter.planning.search.proposals import most_saved_by, place_fastest
+from fitter.planning.search.room import Buffers
 from fitter.planning.search.scratch import n_scores
 from fitter.planning.search.search_state import SearchState
 from fitter.planning.speed.explain import Choice
