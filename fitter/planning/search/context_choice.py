@@ -12,11 +12,12 @@ from fitter.errors import LlamaCppCrashError
 from fitter.planning.pricing.objective import AS_QUICK, LITTLE_CONTEXT, longest_seconds, rank
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import is_whole
-from fitter.planning.search.capacity import context_in_total, is_tight
 from fitter.planning.search.corrections import best_at, settle_partial, whole_at
 from fitter.planning.search.expectations import (
+    context_in_total,
     expected_seconds,
     expected_whole,
+    is_tight,
     last_true,
     likely_fits_host,
 )

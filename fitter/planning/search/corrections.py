@@ -13,7 +13,7 @@ from fitter.planning.pricing.objective import is_worth_a_load, rank
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import keeps_layers_on_host
 from fitter.planning.search import choices
-from fitter.planning.search.capacity import is_too_large
+from fitter.planning.search.expectations import is_too_large
 from fitter.planning.search.proposals import Situation, in_place, place_fastest, place_whole
 from fitter.planning.search.search_state import SearchState
 

@@ -17,8 +17,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import pinned_devices, user_chose_devices, user_chose_split
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
-from fitter.planning.search.capacity import is_too_large, total_target
-from fitter.planning.search.expectations import expected_partial, expected_placement
+from fitter.planning.search.expectations import expected_placement, expected_seconds, is_too_large, total_target
 from fitter.planning.search.proposals import place_from
 from fitter.planning.search.search_state import SearchState
 from fitter.planning.search.variants import Answer, Variant, Variants
@@ -53,7 +52,7 @@ def in_better_order(state: SearchState) -> SearchState:
     first = min(local, key=lambda d: seconds[d])
     others = [d for d in local if d != first]
     reordered = state.on(tuple(devices[d] for d in (*remote, first, *others)))
-    before, after = (expected_partial(order, n_ctx) for order in (state, reordered))
+    before, after = (expected_seconds(order, n_ctx) for order in (state, reordered))
     if not is_worth_a_load(after, before):
         return state
     state.callbacks.on_choice(choices.which_device_is_first(devices[first], after, devices[local[0]], before))

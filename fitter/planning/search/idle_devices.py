@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fitter.planning.placing.placement import Placement
@@ -9,7 +10,7 @@ from fitter.planning.pricing.objective import WORTH_SHARING
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import user_chose_split
 from fitter.planning.request.request import DeviceLimit
-from fitter.planning.search.expectations import expected_plan
+from fitter.planning.search.expectations import expected_seconds
 from fitter.planning.search.search_state import SearchState
 from fitter.text import mib, mib_up
 
@@ -64,7 +65,7 @@ def _reason(state: SearchState, best: Trial, trials: Sequence[Trial], device: De
         if trial.params.n_ctx == best.params.n_ctx and trial.seconds and trial.breakdown.on(device.name).model
     ]
     seconds = min(measured) if measured else _expected(state, best, device)
-    if seconds is None or (not measured and seconds < best.seconds * (1 - WORTH_SHARING)):
+    if math.isinf(seconds) or (not measured and seconds < best.seconds * (1 - WORTH_SHARING)):
         # a plan so much quicker would have been found, so it was tried, and its buffers had no room
         params, is_users = best.params, state.request.fixed & {"n_batch", "n_ubatch"}
         buffers = f": a micro batch of {params.n_ubatch} tokens has large compute buffers (-ub, -b)" if is_users else ""
@@ -77,14 +78,14 @@ def _reason(state: SearchState, best: Trial, trials: Sequence[Trial], device: De
     return f"{unified}with a layer there the request would take about {after} instead of {before}"
 
 
-def _expected(state: SearchState, best: Trial, device: DeviceLimit) -> float | None:
+def _expected(state: SearchState, best: Trial, device: DeviceLimit) -> float:
     """Estimate the seconds of a plan with ``device``, too: where all layers are on devices, with the last one there."""
     used, placement = best.used
     wider = state.on((*used, device)).with_buffers_of(state)
     counts = dict(zip(used, placement.counts, strict=True))
     last = next((each for each in reversed(used) if counts[each]), None)
     if placement.is_spilled or last is None:
-        return expected_plan(wider, best.params.n_ctx)
+        return expected_seconds(wider, best.params.n_ctx)
     counts |= {last: counts[last] - 1, device: 1}
     # the user's devices stay, those that have nothing too
     return wider.seconds(Placement(placement.first, tuple(counts.get(each, 0) for each in wider.devices)))

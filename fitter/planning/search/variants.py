@@ -32,9 +32,8 @@ from fitter.planning.request.given import (
 )
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.request.shared import LEAST_FOR_SPEED
-from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.corrections import best_at
-from fitter.planning.search.expectations import expected_placement
+from fitter.planning.search.expectations import expected_placement, is_too_large
 from fitter.planning.search.proposals import most_saved_by, place_fastest
 from fitter.planning.search.room import Buffers
 from fitter.planning.search.scratch import n_scores
