@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fitter.llama.types import Layout, LayoutEntry, Params
 from fitter.planning.plan.plan import ModelSummary, Plan
-from fitter.planning.pricing.pricing import price_placement
+from fitter.planning.pricing.pricing import MeasuredPlacement
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.request.shared import remembered
 from fitter.planning.search import best_plan
@@ -55,7 +55,7 @@ class Made:
         params = self.trial.params
         low = params.n_ctx if "n_ctx" in made.fixed else made.n_ctx_min
         self.layout = self.record(replace(made.params, n_ctx=low, tensor_buft_overrides=()))
-        self.price = price_placement(made, *self.trial.used, params, self.measure(params), self.layout)
+        self.price = MeasuredPlacement(made, *self.trial.used, params, self.measure(params), self.layout).price()
         self.plan = Candidate(made, self.trial, self.price if self.trial.fits else None, layout=self.layout)
 
     def alternatives(self, loads: int = ENOUGH, one_slot: Params | None = None) -> tuple[Alternative, ...]:

@@ -13,13 +13,12 @@ from fitter.parameters.values import check_timeout
 from fitter.planning.placing.layer_sizes import HOST as ON_HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.pricing import (
+    MeasuredPlacement,
     Price,
     SpeedAt,
     Speeds,
     bound_of,
-    expert_cache_notes,
     price_params,
-    price_placement,
 )
 from fitter.planning.request.constraints import (
     check_choices,
@@ -114,12 +113,12 @@ def test_depths_are_priced_as_one_at_a_time() -> None:
 def test_a_plan_has_the_speed_with_a_full_context(params: Params, users: int, expected: int) -> None:
     request = replace(asked(devices=limits(80000)), workload=Workload(512, 128, users=users), most_drafted=3)
     placed = Placement(0, (49,)), params, Breakdown((), ("CUDA0",), N_CTX, True, (1, 1)), LAYOUT
-    price = price_placement(request, request.devices, *placed)
+    price = MeasuredPlacement(request, request.devices, *placed).price()
     assert price and price.full_context
     assert [each.live_tokens for each in price.depths] == [price.full_context.live_tokens] == [expected]
     assert price.full_context.generation_seconds > price.estimate.generation_seconds
     reads = placed[0], replace(params, embeddings=True), *placed[2:]
-    text = price_placement(request, request.devices, *reads)
+    text = MeasuredPlacement(request, request.devices, *reads).price()
     assert text and text.depths == () and text.full_context is None, "a model that only reads generates nothing"
 
 
@@ -149,10 +148,10 @@ def test_what_the_user_has_placed_is_priced_there() -> None:
     request = asked(devices=limits(80000))
     breakdown = Breakdown((), ("CUDA0",), N_CTX, True, (9, 9))
     found = {
-        place: price_placement(
+        place: MeasuredPlacement(
             replace(request, pinned=dict.fromkeys(names, place)),
             *(request.devices, Placement(0, (49,)), Params(), breakdown, LAYOUT),
-        )
+        ).price()
         for place in (0, ON_HOST)
     }
     targets = dict.fromkeys(names, ON_HOST)
@@ -215,7 +214,7 @@ def test_a_placement_is_priced_as_its_parameters_are() -> None:
     request, placement = asked(), PLACEMENTS["single tensors"]
     params, _ = said(placement)
     breakdown = Breakdown((), ("CUDA0", "CUDA1"), N_CTX, True, (9, 9))
-    found = price_placement(request, request.devices, placement, params, breakdown, LAYOUT)
+    found = MeasuredPlacement(request, request.devices, placement, params, breakdown, LAYOUT).price()
     both = Speeds(("CUDA0", "CUDA1"), (CARD, replace(CARD, bandwidth=2e12)), (1, 1), HOST)
     assert found and found.depths == priced(placement, both, n_splits=(9, 9), depths=(N_CTX,)).depths
     assert replace(found, depths=()) == replace(priced(placement, both, n_splits=(9, 9)), breakdown=breakdown)
@@ -225,7 +224,7 @@ def test_a_device_that_is_left_out_is_not_taken_for_the_next() -> None:
     pinned = {f"blk.{i}.ffn_down_exps.weight": 1 for i in range(48)}
     request = asked(pinned=pinned)
     breakdown = Breakdown((), ("CUDA1",), N_CTX, True, (2, 2))
-    price = price_placement(request, request.devices[1:], Placement(0, (49,)), Params(), breakdown, LAYOUT)
+    price = MeasuredPlacement(request, request.devices[1:], Placement(0, (49,)), Params(), breakdown, LAYOUT).price()
     assert price is not None
     assert [source.device for source in price.sources] == ["CUDA1"]
     alone = price_params(
@@ -262,9 +261,9 @@ def test_the_bound_is_of_the_objective() -> None:
         least(replace(ample, objective=objective)) for objective in ("request", "prompt", "generation")
     )
     assert whole and prompt and generation and whole == pytest.approx(prompt + generation)
-    usual = price_placement(
+    usual = MeasuredPlacement(
         *(ample, ample.devices, Placement(0, (49,)), Params(), Breakdown((), ("CUDA0",), N_CTX, True, (2, 2)), LAYOUT)
-    )
+    ).price()
     assert usual and prompt <= 2048 * usual.estimate.prompt_seconds <= prompt * 1.01
     assert generation <= 512 * usual.estimate.generation_seconds <= generation * 1.01
     assert least(replace(ample, objective="context")) == whole
@@ -326,7 +325,8 @@ def test_a_cache_of_experts_lowers_the_bound_where_experts_are_on_the_host() -> 
 def test_a_cache_of_experts_is_noted(size: int, name: str, notes: list[str]) -> None:
     request, placement = asked(params=Params(moe_cache_size=size)), PLACEMENTS[name]
     devices = request.devices[: len(placement.counts)]
-    found = expert_cache_notes(request, devices, placement, Breakdown((), ("CUDA0", "CUDA1"), N_CTX), LAYOUT)
+    breakdown = Breakdown((), ("CUDA0", "CUDA1"), N_CTX)
+    found = MeasuredPlacement(request, devices, placement, request.params, breakdown, LAYOUT).notes()
     assert [note.partition(":")[0] for note in found] == notes
 
 
@@ -362,7 +362,9 @@ def test_names_of_parts() -> None:
 def test_without_a_speed_of_the_host_there_is_no_estimate() -> None:
     request = asked(host_speed=None)
     breakdown = Breakdown((), ("CUDA0", "CUDA1"), N_CTX)
-    assert price_placement(request, request.devices, Placement(0, (30, 19)), Params(), breakdown, LAYOUT) is None
+    assert (
+        MeasuredPlacement(request, request.devices, Placement(0, (30, 19)), Params(), breakdown, LAYOUT).price() is None
+    )
 
 
 # --- what a user may ask for

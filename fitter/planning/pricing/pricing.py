@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.host import default_disk_bandwidth
@@ -191,25 +191,101 @@ def price_params(
     return _price_work(work, speeds, workload, breakdown, live_tokens, depths=depths)
 
 
-def price_placement(
-    request: Request,
-    devices: Sequence[DeviceLimit],
-    placement: Placement,
-    params: Params,
-    breakdown: Breakdown,
-    layout: Layout,
-) -> Price | None:
-    """Estimate the time of ``placement`` on ``devices``; ``None`` where ``request`` has no speed of the host.
+@dataclass(frozen=True)
+class MeasuredPlacement:
+    """A placement of a request on ``devices`` that llama.cpp measured.
 
-    ``params`` are the parameters of the placement, and ``breakdown`` what llama.cpp measured for them.
+    Attributes:
+        params: the parameters of the placement.
+        breakdown: what llama.cpp measured for them.
+        layout: recorded with the same parameters, at any context.
     """
-    if request.host_speed is None:
-        return None
-    speeds = speeds_of(request, request.host_speed, devices)
-    pieces = _measured_pieces(request, devices, placement, params, breakdown, layout)
-    work = in_memory(request, work_of(pieces, placement, breakdown.n_splits), breakdown)
-    depths = full_context(params, breakdown, request.workload)
-    return _price_work(work, speeds, request.workload, breakdown, None, request.most_drafted, depths)
+
+    request: Request
+    devices: Sequence[DeviceLimit]
+    placement: Placement
+    params: Params
+    breakdown: Breakdown
+    layout: Layout
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        largest, pinned = [each.largest_tensor for each in self.devices], pinned_on(self.request, self.devices)
+        pieces = pieces_at(self.request.facts, self.layout, self.params, self.breakdown, pinned, largest)
+        if not pieces.host_only:
+            return pieces
+        on_devices = [self.breakdown.on(device.name).model for device in self.devices]
+        return as_measured(pieces, work_of(pieces, self.placement), on_devices)
+
+    @cached_property
+    def _work(self) -> Work:
+        return work_of(self._pieces, self.placement, self.breakdown.n_splits)
+
+    def price(self) -> Price | None:
+        """Estimate its time; ``None`` where the request has no speed of the host."""
+        request, breakdown = self.request, self.breakdown
+        if request.host_speed is None:
+            return None
+        speeds = speeds_of(request, request.host_speed, self.devices)
+        depths = full_context(self.params, breakdown, request.workload)
+        work = in_memory(request, self._work, breakdown)
+        return _price_work(work, speeds, request.workload, breakdown, None, request.most_drafted, depths)
+
+    @cached_property
+    def host_only_everywhere(self) -> HostOnlyTensors:
+        """The tensors that llama.cpp keeps on the host with any of the request's devices.
+
+        Remote devices are taken to compute with all tensors.
+        """
+        request = self.request
+        largest = [device.largest_tensor for device in request.devices]
+        host_only = host_only_tensors(request.facts, self.layout, largest)
+        is_for_all = not any(speed.is_remote for speed in request.speeds.values())
+        if is_for_all and not self._pieces.host_only.takes:
+            return host_only
+        return replace(host_only, without_kernels=frozenset())
+
+    def notes(self) -> tuple[str, ...]:
+        """List notes for the plan."""
+        return (*self._host_only_notes(), *self._expert_cache_notes(), *self._pipeline_notes())
+
+    def _host_only_notes(self) -> Iterator[str]:
+        """Note the tensors that llama.cpp keeps on the host although their layers are on devices."""
+        facts, host_only = self.request.facts, self._pieces.host_only
+        tensors = (*(layer.tensors for layer in facts.layers), facts.output)
+        count, size, homes, reasons = 0, 0, set[int](), set[str]()
+        for layer, weights in zip(self._work.layers, tensors, strict=True):
+            for tensor in weights if layer.home != HOST and layer.n_host_only else ():
+                if host_only.has(tensor.name, layer.home) and tensor.name not in self._pieces.pinned:
+                    is_too_large = host_only.is_too_large(tensor.name, layer.home)
+                    count, size = count + 1, size + tensor.bytes
+                    homes.add(layer.home)
+                    reasons.add("are larger than a tensor may be" if is_too_large else "have no kernels in llama.cpp")
+        if count:
+            names = ", ".join(self.devices[d].name for d in sorted(homes))
+            yield (
+                f"{count} tensors ({human(size)}) of layers on {names} stay in host memory, and the host computes with "
+                f"them: they {' or '.join(sorted(reasons))} there"
+            )
+
+    def _expert_cache_notes(self) -> Iterator[str]:
+        """Note how often tokens find their experts in a cache, or that llama.cpp does not make it."""
+        caches = [weights.cache for layer in self._work.layers for weights in layer.weights if weights.cache]
+        if caches:
+            rate = sum(cache.hit_rate for cache in caches) / len(caches)
+            yield f"estimated hit rate of the cache of experts: {rate:.0%} (routing decides it)"
+        elif self.params.moe_cache_size:
+            yield "the cache of experts is not made: no layer on a device has all of its experts in host memory"
+
+    def _pipeline_notes(self) -> Iterator[str]:
+        """Note an override that moves nothing, and only keeps devices from working on several micro batches at once."""
+        homes = self.placement.homes
+        is_still = all(homes[item.layer] == target for item, target in self.placement.moved)
+        if is_still and ends_pipeline(self.request, self.devices, self.placement):
+            yield (
+                f"-ot {self.params.tensor_buft_overrides[-1].pattern} moves nothing: any -ot ends llama.cpp's pipeline "
+                "over devices, whose compute buffers have no room"
+            )
 
 
 def full_context(params: Params, breakdown: Breakdown, workload: Workload) -> tuple[int, ...]:
@@ -219,85 +295,6 @@ def full_context(params: Params, breakdown: Breakdown, workload: Workload) -> tu
     n_ctx = params.n_ctx or breakdown.n_ctx
     each = context_of_a_sequence(replace(params, n_ctx=n_ctx), n_ctx)
     return (each // workload.users if params.kv_unified else each,)
-
-
-def host_only_everywhere(
-    request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
-) -> HostOnlyTensors:
-    """Find tensors that llama.cpp keeps on the host with any of the request's devices, by a measured placement.
-
-    Remote devices are taken to compute with all tensors.
-    """
-    pieces = _measured_pieces(request, devices, placement, request.params, breakdown, layout)
-    host_only = host_only_tensors(request.facts, layout, [device.largest_tensor for device in request.devices])
-    is_for_all = not pieces.host_only.takes and not any(speed.is_remote for speed in request.speeds.values())
-    return host_only if is_for_all else replace(host_only, without_kernels=frozenset())
-
-
-def host_only_notes(
-    request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
-) -> tuple[str, ...]:
-    """Note the tensors that llama.cpp keeps on the host although their layers are on devices."""
-    pieces = _measured_pieces(request, devices, placement, request.params, breakdown, layout)
-    tensors = (*(layer.tensors for layer in request.facts.layers), request.facts.output)
-    count, size, homes, reasons = 0, 0, set[int](), set[str]()
-    for layer, weights in zip(work_of(pieces, placement).layers, tensors, strict=True):
-        for tensor in weights if layer.home != HOST and layer.n_host_only else ():
-            if pieces.host_only.has(tensor.name, layer.home) and tensor.name not in pieces.pinned:
-                is_too_large = pieces.host_only.is_too_large(tensor.name, layer.home)
-                count, size = count + 1, size + tensor.bytes
-                homes.add(layer.home)
-                reasons.add("are larger than a tensor may be" if is_too_large else "have no kernels in llama.cpp")
-    if not count:
-        return ()
-    names = ", ".join(devices[d].name for d in sorted(homes))
-    return (
-        f"{count} tensors ({human(size)}) of layers on {names} stay in host memory, and the host computes with them: "
-        f"they {' or '.join(sorted(reasons))} there",
-    )
-
-
-def pipeline_notes(
-    request: Request, devices: Sequence[DeviceLimit], placement: Placement, params: Params
-) -> tuple[str, ...]:
-    """Note an override that moves nothing, and only keeps devices from working on several micro batches at once."""
-    is_still = all(placement.homes[item.layer] == target for item, target in placement.moved)
-    if not is_still or not ends_pipeline(request, devices, placement):
-        return ()
-    return (
-        f"-ot {params.tensor_buft_overrides[-1].pattern} moves nothing: any -ot ends llama.cpp's pipeline over "
-        "devices, whose compute buffers have no room",
-    )
-
-
-def expert_cache_notes(
-    request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
-) -> tuple[str, ...]:
-    """Note how often tokens find their experts in a cache, or that llama.cpp does not make it."""
-    if not request.params.moe_cache_size:
-        return ()
-    pieces = _measured_pieces(request, devices, placement, request.params, breakdown, layout)
-    layers = work_of(pieces, placement).layers
-    rates = [weights.cache.hit_rate for layer in layers for weights in layer.weights if weights.cache]
-    if rates:
-        return (f"estimated hit rate of the cache of experts: {sum(rates) / len(rates):.0%} (routing decides it)",)
-    return ("the cache of experts is not made: no layer on a device has all of its experts in host memory",)
-
-
-def _measured_pieces(
-    request: Request,
-    devices: Sequence[DeviceLimit],
-    placement: Placement,
-    params: Params,
-    breakdown: Breakdown,
-    layout: Layout,
-) -> Pieces:
-    """Describe the model with ``params`` on ``devices`` by llama.cpp's measurement of ``placement``."""
-    largest_tensors = [device.largest_tensor for device in devices]
-    pieces = pieces_at(request.facts, layout, params, breakdown, pinned_on(request, devices), largest_tensors)
-    if not pieces.host_only:
-        return pieces
-    return as_measured(pieces, work_of(pieces, placement), [breakdown.on(device.name).model for device in devices])
 
 
 def bound_of(

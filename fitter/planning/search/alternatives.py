@@ -19,7 +19,7 @@ from fitter.parameters.table import PARAMETERS
 from fitter.planning.placing.layer_sizes import units_of
 from fitter.planning.placing.placement import Placement, on_host
 from fitter.planning.pricing.objective import is_worth_a_load, objective_seconds, rank
-from fitter.planning.pricing.pricing import price_placement
+from fitter.planning.pricing.pricing import MeasuredPlacement
 from fitter.planning.pricing.split_price import pipelined
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.context_limit import EXPENSIVE, limited
@@ -289,7 +289,7 @@ class _Near:
             return None
         layout, breakdown = state.smallest_layout, self._measure(trial.params) if is_measured else trial.breakdown
         assert layout is not None
-        price = price_placement(request, *trial.used, trial.params, breakdown, layout)
+        price = MeasuredPlacement(request, *trial.used, trial.params, breakdown, layout).price()
         if price is None or not self._is_worth(self._plan.seconds, objective_seconds(request, price.estimate), idea):
             return None
         if len(idea.params) == 1 and idea.smaller is None:

@@ -17,15 +17,7 @@ from fitter.model.tensors import smaller_type
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.pool_use import pool_uses
 from fitter.planning.pricing.objective import best_of, objective_seconds, rank
-from fitter.planning.pricing.pricing import (
-    bound_of,
-    expert_cache_notes,
-    host_only_everywhere,
-    host_only_notes,
-    pipeline_notes,
-    price_placement,
-    reasons_of,
-)
+from fitter.planning.pricing.pricing import MeasuredPlacement, bound_of, reasons_of
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit
 from fitter.planning.request.given import is_whole, smallest_context, with_micro_batch
@@ -395,23 +387,21 @@ class _Fit:
         except (LlamaCppError, TimeLimitError):
             # the plan holds without a price
             return Candidate(request, trial)
-        devices, placement = trial.used
-        price = price_placement(request, devices, placement, trial.params, self._measure(trial.params), layout)
+        measured = MeasuredPlacement(request, *trial.used, trial.params, self._measure(trial.params), layout)
+        price = measured.price()
         if price is None:
             return Candidate(request, trial)
         bound = None
         if not changes(request):
-            kept = host_only_everywhere(request, devices, placement, price.breakdown, layout)
+            kept = measured.host_only_everywhere
             seconds = objective_seconds(request, price.estimate)
             is_off = price.breakdown.flash_attn is False or flash_attention.may_be_off(request)
             bound = bound_of(request, smallest or layout, seconds, None, kept, is_without_flash=is_off)
         if bound is not None and bound.is_far:
-            compute = latest | {device.name: price.breakdown.on(device.name).compute for device in devices}
+            compute = latest | {device.name: price.breakdown.on(device.name).compute for device in measured.devices}
             at_plan = record(replace(trial.params, tensor_buft_overrides=()))
             bound = replace(bound, reasons=reasons_of(request, bound, at_plan, compute, kept, is_without_flash=is_off))
-        placed = request, devices, placement, price.breakdown, layout
-        notes += (*host_only_notes(*placed), *expert_cache_notes(*placed))
-        notes += pipeline_notes(request, devices, placement, trial.params)
+        notes += measured.notes()
         return Candidate(
             request, trial, price, tuple(choices[-3:]), bound, notes=tuple(notes), layout=smallest or layout
         )

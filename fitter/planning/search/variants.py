@@ -21,7 +21,7 @@ from fitter.errors import LlamaCppError
 from fitter.llama.types import FlashAttn, Layout, Params
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import GAIN, rank
-from fitter.planning.pricing.pricing import bound_of, host_only_everywhere
+from fitter.planning.pricing.pricing import MeasuredPlacement, bound_of
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import (
     is_whole,
@@ -71,9 +71,9 @@ class Answer:
         trial, request = self.trial, self.state.original_request
         if layout is None or trial.seconds is None:
             return 1.0
-        kept = host_only_everywhere(request, *trial.used, trial.breakdown, layout)
+        measured = MeasuredPlacement(request, *trial.used, trial.params, trial.breakdown, layout)
         is_off = trial.breakdown.flash_attn is False
-        bound = bound_of(request, layout, trial.seconds, None, kept, is_without_flash=is_off)
+        bound = bound_of(request, layout, trial.seconds, None, measured.host_only_everywhere, is_without_flash=is_off)
         return bound.times if bound else 1.0
 
 
