@@ -18,13 +18,15 @@ from fitter.model.tensors import SmallerType
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.placing.layer_sizes import units_of
 from fitter.planning.placing.placement import Placement, on_host
-from fitter.planning.pricing.objective import is_worth_a_load, objective_seconds, rank
+from fitter.planning.plan.alternative import Alternative
+from fitter.planning.pricing.objective import objective_seconds
 from fitter.planning.pricing.pricing import MeasuredPlacement
 from fitter.planning.pricing.split_price import pipelined
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.context_limit import EXPENSIVE, limited
 from fitter.planning.request.given import is_priced, is_whole, smallest_context, usable_devices
 from fitter.planning.request.request import Measure, Request
+from fitter.planning.search.corrections import settle
 from fitter.planning.search.expectations import likely_fits_host
 from fitter.planning.search.levers import Candidate, changes, expert_caches
 from fitter.planning.search.proposals import place_fastest, place_whole
@@ -56,9 +58,6 @@ LONGER_IN_Q8_0 = 1.75
 
 MOST_SLOWER = 2
 """A longer context takes at most so many times as long: at half the speed, other models are the better choice."""
-
-_MAX_CORRECTIONS = 3
-"""At most so many times a proposal that does not fit is corrected."""
 
 _LIKE = 1.25
 """Devices whose bandwidths differ by at most this factor may split every tensor: the slowest one sets the speed."""
@@ -319,8 +318,12 @@ class _Near:
         """Return the best trial near ``placement``, and whether it was measured: a smaller file cannot be loaded."""
         if idea.smaller is not None:
             return self._estimated(state, True), False
+        n_ctx = state.request.params.n_ctx
+        is_in_place = is_whole(state.request, state.devices, placement)
         try:
-            return self._measured(state, placement), True
+            return settle(state, n_ctx, is_in_place, lambda at: self._propose(state)), True
+        except CutShort as cut:
+            return cut.best, True
         except TimeLimitError:
             # only a load tells whether this llama.cpp has a cache of experts, each device's part of it, and the compute
             # buffers of another micro batch
@@ -377,30 +380,6 @@ class _Near:
             if whole := propose(state.situation(n_ctx, is_whole=True)):
                 return whole
         return state.place_partial(state.situation(n_ctx, is_whole=False))
-
-    def _measured(self, state: SearchState, placement: Placement) -> Trial | None:
-        """Measure the proposal, and corrections of it; ``None`` if none fits. Raises ``TimeLimitError``."""
-        proposal: Placement | None = placement
-        seen = set[Placement]()
-        while proposal is not None and proposal not in seen and len(seen) <= _MAX_CORRECTIONS:
-            seen.add(proposal)
-            trial = state.trial(proposal, state.request.params.n_ctx)
-            if trial.fits:
-                is_near = self._fits and state.request.params.n_ubatch == self._plan.request.params.n_ubatch
-                return trial if is_near else self._refined(state, trial)
-            proposal = self._propose(state)
-        return None
-
-    def _refined(self, state: SearchState, trial: Trial) -> Trial:
-        """Use the room of compute buffers that are smaller than expected, while loads are left."""
-        proposal = self._propose(state)
-        if proposal is None or trial.seconds is None or not is_worth_a_load(state.seconds(proposal), trial.seconds):
-            return trial
-        try:
-            refined = state.trial(proposal, trial.params.n_ctx)
-        except (FitterError, CutShort):
-            return trial
-        return refined if rank(refined) > rank(trial) else trial
 
     def _estimated(self, state: SearchState, is_any_kind: bool) -> Trial | None:
         """Describe the latest proposal without a measurement; ``None`` where too little is known of its memory.
