@@ -118,15 +118,15 @@ def test_the_most_bytes_that_have_room(size: int, expected: int) -> None:
     assert layer(0, ()).most_within(size) == layer(0, ()).least_of(size) == (0, ())
 
 
-def test_a_range_is_worth_the_bytes_that_it_keeps_or_the_seconds_that_it_saves() -> None:
+def test_a_range_is_rated_by_the_bytes_that_it_spills_or_the_seconds_that_it_takes() -> None:
     units, two, one = layers(ALL, ALL), 2 * 85 - 21, 85 - 21
-    assert Ranges(units).worths(0, 0, range(1, 3), two) == [(1, 0), (2, -30)]
-    assert Ranges(units).worths(0, 0, range(3), 2 * NEED - 1) == [(0, 0), (1, -70)], "two have no room"
+    assert Ranges(units).costs(0, 0, range(1, 3), two) == [(1, 0), (2, 30)]
+    assert Ranges(units).costs(0, 0, range(3), 2 * NEED - 1) == [(0, 0), (1, 70)], "two have no room"
     timed = Ranges(units, Times(((1.0, 2.0), (4.0, 8.0)), (0.5, 0.25)))
     for _ in range(2):
-        assert timed.worths(0, 0, range(2, 3), two) == [(2, -18)]
-        assert timed.worths(0, 1, range(2, 3), one) == [(2, -17)]
-        assert timed.worths(1, 0, range(1, 3), two) == [(1, -4), (2, -19.5)]
+        assert timed.costs(0, 0, range(2, 3), two) == [(2, 18)]
+        assert timed.costs(0, 1, range(2, 3), one) == [(2, 17)]
+        assert timed.costs(1, 0, range(1, 3), two) == [(1, 4), (2, 19.5)]
 
 
 def test_what_takes_time_spills_the_same() -> None:

@@ -9,8 +9,9 @@ boundaries.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, repeat
 from operator import add, sub
 from typing import Literal
@@ -22,6 +23,10 @@ from fitter.planning.placing.spill import Ranges
 
 _WINDOW = 8
 """How many layers around its proportional place a boundary is tried at. Twelve change none of the 29 cases."""
+
+
+_SAME = 1e-9
+"""Sums of seconds that differ by this share are equal: without it Gemma 3 27B on four 16 GiB leaves the second idle."""
 
 
 def whole_counts(units: Sequence[Unit], budgets: Sequence[int], first: int) -> tuple[int, ...] | None:
@@ -48,11 +53,14 @@ def spread_counts(ranges: Ranges, budgets: Sequence[int], first: int) -> tuple[i
         return None
     share = min(1.0, (total - need) / movable) if movable else 1.0
     centers = _proportional(units, budgets, first, share)
-    for window in (_WINDOW, len(units)):
-        counts = _best_boundaries(ranges, budgets, first, centers, window)
-        if counts is not None:
-            return counts
-    return None
+
+    def within(window: int, device: int, start: int) -> list[tuple[int, float]]:
+        low, high = max(start, centers[device + 1] - window), min(len(units), centers[device + 1] + window)
+        stops = range(low, high + 1) if device < len(budgets) - 1 else range(len(units), len(units) + 1)
+        return ranges.costs(device, start, stops, budgets[device])
+
+    found = (_boundaries(len(units), first, len(budgets), partial(within, window)) for window in (_WINDOW, len(units)))
+    return next(filter(None, found), None)
 
 
 def _proportional(units: Sequence[Unit], budgets: Sequence[int], first: int, share: float) -> list[int]:
@@ -70,32 +78,31 @@ def _proportional(units: Sequence[Unit], budgets: Sequence[int], first: int, sha
     return centers
 
 
-def _best_boundaries(
-    ranges: Ranges, budgets: Sequence[int], first: int, centers: Sequence[int], window: int
-) -> tuple[int, ...] | None:
-    """Choose boundaries by a dynamic programme, each within ``window`` layers of its center."""
-    n_units, n_devices = len(ranges.units), len(budgets)
-    # by boundary: the worth of the devices before it, and their counts of units
-    states: dict[int, tuple[float, tuple[int, ...]]] = {first: (0, ())}
-    for device, budget in enumerate(budgets):
-        center = centers[device + 1]
-        low, high = max(first, center - window), min(n_units, center + window)
-        if device == n_devices - 1:
-            low = high = n_units
+Rated = Callable[[int, int], Iterable[tuple[int, float]]]
+"""Returns for a device and its first unit the units behind its last one that are possible, each with its cost."""
+
+
+def _boundaries(n_units: int, first: int, n_devices: int, rated: Rated, same: float = 0.0) -> tuple[int, ...] | None:
+    """Count units on each device for the least cost in all, by a dynamic programme; ``None`` where none is possible.
+
+    ``same``: costs that differ by this share are equal.
+    """
+    # by boundary: the cost of the devices before it, and their counts of units
+    states: dict[int, tuple[float, tuple[int, ...]]] = {first: (0.0, ())}
+    for device in range(n_devices):
         following: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for start, (before, counts) in states.items():
-            for stop, worth in ranges.worths(device, start, range(max(start, low), high + 1), budget):
-                if stop not in following or before + worth >= following[stop][0]:
-                    following[stop] = (before + worth, (*counts, stop - start))
+        # of equal devices the first one gets the layers
+        for start in sorted(states):
+            before, counts = states[start]
+            for stop, cost in rated(device, start):
+                if stop not in following or before + cost <= (1 + same) * following[stop][0]:
+                    following[stop] = (before + cost, (*counts, stop - start))
         states = following
     return states[n_units][1] if n_units in states else None
 
 
 Kind = Literal["layers", "all", "dense"]
 """Weights of layers on the host that go to a device: a kind of ``Unit.brought``."""
-
-_SAME = 1e-9
-"""Sums of seconds that differ by this share are equal: without it Gemma 3 27B on four 16 GiB leaves the second idle."""
 
 
 def _order(pair: tuple[Item, int]) -> tuple[int, int, str]:
@@ -138,29 +145,19 @@ def pack_fastest(
         hop: seconds to pass on to another device.
         visits: for each device, further seconds to go there and back, from anywhere.
     """
-    n_units = len(units)
     size = list(accumulate((unit.weights + unit.cache for unit in units), initial=0))
-    states: dict[int, tuple[float, tuple[int, ...]]] = {first: (0.0, ())}
-    for device, budget in enumerate(budgets):
-        spent = list(accumulate(seconds[device], initial=0.0))
-        visit = visits[device] if visits else 0.0
-        following: dict[int, tuple[float, tuple[int, ...]]] = {}
-        # of equal devices the first one gets the layers
-        for start, (before, counts) in sorted(states.items(), reverse=True):
-            stop = start
-            while stop <= n_units and (stop == start or size[stop] - size[start] <= budget):
-                total = (
-                    before
-                    + spent[stop]
-                    - spent[start]
-                    + (hop if first < start < stop else 0.0)
-                    + (visit if start < stop else 0.0)
-                )
-                if stop not in following or total < (1 - _SAME) * following[stop][0]:
-                    following[stop] = (total, (*counts, stop - start))
-                stop += 1
-        states = following
-    return Placement(first, states[n_units][1]) if n_units in states else None
+    spent = [list(accumulate(each, initial=0.0)) for each in seconds]
+
+    def rated(device: int, start: int) -> Iterator[tuple[int, float]]:
+        yield start, 0.0
+        visit = (hop if start > first else 0.0) + (visits[device] if visits else 0.0)
+        for stop in range(start + 1, len(units) + 1):
+            if size[stop] - size[start] > budgets[device]:
+                break
+            yield stop, spent[device][stop] - spent[device][start] + visit
+
+    counts = _boundaries(len(units), first, len(budgets), rated, _SAME)
+    return None if counts is None else Placement(first, counts)
 
 
 def pack(

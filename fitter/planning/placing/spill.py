@@ -51,8 +51,8 @@ class Ranges:
         """Add up the weights of these units that can leave them."""
         return self._movable[stop] - self._movable[start]
 
-    def worths(self, device: int, start: int, stops: range, budget: int) -> list[tuple[int, float]]:
-        """Rate the ranges from ``start`` to each stop: larger is better, and only differences mean anything.
+    def costs(self, device: int, start: int, stops: range, budget: int) -> list[tuple[int, float]]:
+        """Rate the ranges from ``start`` to each stop: by seconds, or by the bytes that they spill.
 
         It ends where even the units without their items are too large.
         """
@@ -67,7 +67,7 @@ class Ranges:
                 spilled = self._spilled.get((start, stop, budget)) or self.spilled(start, stop, budget)
             if spilled is None:
                 break
-            rated.append((stop, -(seconds[stop] - seconds[start] + spilled * by_byte)))
+            rated.append((stop, seconds[stop] - seconds[start] + spilled * by_byte))
         return rated
 
     def spilled(self, start: int, stop: int, budget: int) -> int | None:
