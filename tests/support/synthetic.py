@@ -15,7 +15,7 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.placing.placement import counts_for_split
 from fitter.planning.request.request import DeviceLimit, HostLimit, Measure, Request
 from fitter.planning.request.shared import remembered
-from fitter.planning.search.load_calls import LoadCalls
+from fitter.planning.search.best_plan import LoadCalls
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.model_facts import LayerFacts, ModelFacts, WeightFacts
 

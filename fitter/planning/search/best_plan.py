@@ -21,8 +21,7 @@ from fitter.planning.pricing.pricing import MeasuredPlacement, bound_of, reasons
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit
 from fitter.planning.request.given import is_whole, smallest_context, with_micro_batch
-from fitter.planning.request.pool_margin import within_pools
-from fitter.planning.request.request import DeviceLimit, Progress, Request
+from fitter.planning.request.request import DeviceLimit, Measure, Progress, Record, Request
 from fitter.planning.request.shared import (
     Companions,
     beyond,
@@ -36,7 +35,6 @@ from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Se
 from fitter.planning.search import flash_attention, scratch
 from fitter.planning.search.alternatives import SHARE, SHARE_OF_FAILURE, Budget, alternatives
 from fitter.planning.search.levers import Candidate, changed_params, changes, concessions, improve
-from fitter.planning.search.load_calls import LoadCalls as LoadCalls
 from fitter.planning.search.load_reserve import reserve_for, with_reserve
 from fitter.planning.search.problems import problems_of
 from fitter.planning.search.search_order import search
@@ -54,6 +52,27 @@ _MAX_WITHOUT_ROOM = 3
 With one, Qwen3 Next 80B on two nearly full MI300X, margins of 0 (machine 5224 of ``tools.search``), is 28 % slower."""
 
 OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class LoadCalls:
+    """Calls by which a fit has llama.cpp load one model.
+
+    Attributes:
+        measure: makes a dummy load.
+        record: makes a dummy load and returns the size of every tensor.
+        confirm: measures the plan, with the compute buffers that a real load reserves.
+        dummy_loads: returns how often the model was loaded.
+        shared_loads: returns how often other models were loaded.
+        until: sets the time after which loads raise ``TimeLimitError``; ``None`` for never.
+    """
+
+    measure: Measure
+    record: Record
+    confirm: Measure
+    dummy_loads: Callable[[], int]
+    shared_loads: Callable[[], int] = lambda: 0
+    until: Callable[[float | None], None] = lambda deadline: None
 
 
 def fit(
@@ -348,7 +367,8 @@ class _Fit:
                 {row.device: row.compute for row in breakdown.rows if row.device and row.compute and not row.is_host}
             )
             uses = choice.companions.uses(params, breakdown, self._measure)
-            return _in_use(choice, params, breakdown, uses)
+            # scratch memory, too, where a margin does not hold it
+            return scratch.beyond_margins(choice.request, params, _add_companions(choice, breakdown, uses))
 
         def record(params: Params) -> Layout:
             self._say(f"measuring the sizes of all tensors at a context of {params.n_ctx}")
@@ -437,11 +457,6 @@ def _add_companions(choice: _SharedChoice, breakdown: Breakdown, uses: Sequence[
     """Add to the model's breakdown a row for each device with the uses beyond the fixed ones."""
     rows: tuple[Row, ...] = beyond(choice.fixed_uses, uses)
     return replace(breakdown, rows=(*breakdown.rows, *rows)) if rows else breakdown
-
-
-def _in_use(choice: _SharedChoice, params: Params, breakdown: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:
-    """Add the memory of companions, and scratch memory beyond the margins."""
-    return scratch.beyond_margins(choice.request, params, _add_companions(choice, breakdown, uses))
 
 
 def _between(ranked: Sequence[tuple[Candidate, _SharedChoice]]) -> tuple[Choice, ...]:
