@@ -21,7 +21,6 @@ from fitter.planning.search.expectations import expected_placement, expected_sec
 from fitter.planning.search.proposals import place_from
 from fitter.planning.search.search_state import SearchState
 from fitter.planning.search.variants import Answer, Variant, Variants
-from fitter.planning.speed.explain import FAR
 
 _SLOW = 0.7
 """A device with less than this share of the fastest one's bandwidth is slow.
@@ -61,7 +60,7 @@ def in_better_order(state: SearchState) -> SearchState:
 
 def others(variants: Variants) -> Iterator[Variant]:
     """Yield all of these, each function's in turn."""
-    for each in (with_fewer_remotes, with_fewer, with_others, of_upstream, with_the_last_layer):
+    for each in (with_fewer_remotes, with_fewer, with_others, with_the_last_layer):
         yield from each(variants)
 
 
@@ -111,13 +110,6 @@ def with_others(variants: Variants) -> Iterator[Variant]:
         yield variant
 
 
-def of_upstream(variants: Variants) -> Iterator[Variant]:
-    """Try the plan of upstream's own rules where the best one is far from its bound."""
-    is_open = not user_chose_devices(variants.request) and _is_priced(variants.best.trial) and variants.devices
-    if is_open and variants.best.distance_at_its_context > FAR:
-        yield variants.here._replace(devices=variants.devices, rule="llama.cpp")
-
-
 def with_the_last_layer(variants: Variants) -> Iterator[Variant]:
     """Try the last layer alone on each of the fastest devices where the best plan has nothing on any.
 
@@ -135,7 +127,7 @@ def with_the_last_layer(variants: Variants) -> Iterator[Variant]:
         groups = [(device,) for device in by_speed[:_MAX_FOR_LAST]]
         here = variants.here
         for devices in [variants.devices] if user_chose_devices(request) else groups:
-            yield here._replace(devices=devices, rule="last layer")
+            yield here._replace(devices=devices, last_layer=True)
 
 
 def _is_priced(trial: Trial) -> bool:

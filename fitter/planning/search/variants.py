@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from fitter.errors import LlamaCppError
 from fitter.llama.types import FlashAttn, Layout, Params
@@ -84,17 +84,13 @@ class Kind(NamedTuple):
     offload_kqv: bool = True
 
 
-Rule = Literal["", "last layer", "llama.cpp"]
-"""A rule that places a variant: the last layer alone on devices, or llama.cpp's own."""
-
-
 class Variant(NamedTuple):
-    """What a variant sets: a kind of attention, ``n_ubatch`` of ``Params``, devices, and a rule."""
+    """What a variant sets: a kind of attention, ``n_ubatch`` of ``Params``, devices, or the last layer alone there."""
 
     kind: Kind
     n_ubatch: int
     devices: tuple[DeviceLimit, ...] = ()
-    rule: Rule = ""
+    last_layer: bool = False
 
     def differs(self, other: Variant) -> bool:
         """Whether it differs in more than its micro batch, so that a placement of ``other`` tells nothing of it."""
@@ -170,7 +166,9 @@ class Variants:
         """Find the best trial of a variant on its devices, or on those of them that it has a use for."""
         answer = best = self.settle(variant)
         # the best answer has a use for all of its devices
-        is_settled = variant.rule or user_chose_devices(self.request) or (self._best and variant[2] == self.here[2])
+        is_settled = (
+            variant.last_layer or user_chose_devices(self.request) or (self._best and variant[2] == self.here[2])
+        )
         while answer.state.devices and not is_settled:
             useless = _useless(self.request, answer.state.devices, answer.trial)
             useful = self.first_of_equal(each for each in answer.state.devices if each not in useless)
@@ -186,25 +184,11 @@ class Variants:
         """Find the best trial of a variant on its devices, once."""
         if variant not in self._answers:
             state, before = self.state(variant), self._measured.get(variant)
-            trial = best_at(self._ruled(state, variant))
+            trial = best_at(_with_last_layer(state, variant.devices) if variant.last_layer else state)
             if before and before.fits and rank(before) > rank(trial):
                 trial = before
-            if variant.rule == "llama.cpp":
-                # its own search has no prices
-                state = state.on(trial.devices)
-                trial = replace(trial, seconds=state.seconds(trial.placement, trial.breakdown))
             self._answers[variant] = Answer(trial, state)
         return self._answers[variant]
-
-    def _ruled(self, state: SearchState, variant: Variant) -> SearchState:
-        request = state.original_request
-        if variant.rule == "llama.cpp":
-            return state.on(state.open, replace(request, strategy="llama.cpp"))
-        if variant.rule == "last layer":
-            fixed = request.fixed | {"n_gpu_layers"}
-            params = replace(request.params, n_gpu_layers=1)
-            return state.on(variant.devices, replace(request, params=params, fixed=fixed, context_limits={}))
-        return state
 
     def is_tested(self, variant: Variant) -> bool:
         """Whether the best trial of a variant on its devices was looked for."""
@@ -231,7 +215,7 @@ class Variants:
         """
         best, here = self.best, self.here
         if best.trial.devices != best.state.devices:
-            # the last layer alone or upstream's rules: micro batches say nothing
+            # the last layer alone: micro batches say nothing
             kinds = [kind for kind in kinds if kind != here.kind]
         tried = set[Variant]()
         while True:
@@ -251,7 +235,7 @@ class Variants:
         if variant not in self._states:
             is_first = variant.kind == self.first.kind
             state = self._first_state if is_first else self._of_kind(variant.kind)
-            if state.open != variant.devices and not variant.rule:
+            if state.open != variant.devices and not variant.last_layer:
                 state = state.on(variant.devices)
             is_same = state.request.params.n_ubatch == variant.n_ubatch
             self._states[variant] = state if is_same else state.with_micro_batch(variant.n_ubatch)
@@ -478,6 +462,13 @@ def likely_seconds(state: SearchState) -> float:
         if not is_alone or state.room(n_ctx, is_whole=False).without[0] < 0:
             return math.inf
     return state.seconds(placement)
+
+
+def _with_last_layer(state: SearchState, devices: tuple[DeviceLimit, ...]) -> SearchState:
+    """Return the state of the same search with the last layer alone on ``devices``."""
+    request = state.original_request
+    params, fixed = replace(request.params, n_gpu_layers=1), request.fixed | {"n_gpu_layers"}
+    return state.on(devices, replace(request, params=params, fixed=fixed, context_limits={}))
 
 
 def _of_scores(state: SearchState, device: str, n_ctx: int, has_caches: bool) -> int:
