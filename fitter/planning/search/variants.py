@@ -221,7 +221,7 @@ class Variants:
         while True:
             promised = dict(self._promised(kinds))
             if not promised:
-                return self._against_the_odds()
+                return None
             chosen = min(promised, key=lambda variant: self._order(variant, promised[variant]))
             if chosen in tried or self._is_known(chosen, best.trial):
                 return self._next(chosen)
@@ -414,19 +414,6 @@ class Variants:
             freed = sum(max(0, more - less) for more, less in zip(*rooms, strict=True))
             seconds -= 2 * most_saved_by(start.situation(self._n_ctx, in_whole), placement, freed)
         return seconds < least * (1 - WORTH)
-
-    def _against_the_odds(self) -> Variant | None:
-        """Return the variant with the smallest usual micro batch where only smaller ones were expected to fit.
-
-        Corrections may find a way.
-        """
-        here = self.here
-        if not here.n_ubatch < LEAST_FOR_SPEED <= self.first.n_ubatch:
-            return None
-        usual = (Variant(self.first.kind, size, here.devices) for size in self._sizes if size >= LEAST_FOR_SPEED)
-        variant = next((each for each in usual if not self._is_asked(each)), None)
-        is_open = variant is not None and not any(each.n_ubatch >= LEAST_FOR_SPEED for each in self._asked)
-        return self._next(variant) if variant is not None and is_open else None
 
 
 def variant_of(params: Params) -> Variant:
