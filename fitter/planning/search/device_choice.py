@@ -105,7 +105,7 @@ def with_others(variants: Variants) -> Iterator[Variant]:
     if is_at_bound or ("devices" in request.fixed and not best.placement.is_spilled):
         return
     for likely, variant in _untested(variants):
-        if variants.best.trial.fits and (likely is None or not _beats(likely, variants.best.trial)):
+        if variants.best.trial.fits and not _beats(likely, variants.best.trial):
             break
         yield variant
 
@@ -156,23 +156,20 @@ def _slow(variants: Variants) -> list[tuple[DeviceLimit, ...]]:
 
 def _promises(variants: Variants, variant: Variant, is_small: bool) -> bool:
     """Whether a plan on the devices of ``variant`` is worth its dummy loads, by the known compute buffers."""
-    best, likely = variants.best.trial, _expected_plan(variants, variant)
+    best, likely = variants.best.trial, _expected_seconds(variants, variant)
     if is_small and len(variant.devices) == 1:
         # known buffers include the pipeline's, which a single device does not need
-        return likely is not None
-    if likely is None:
-        return False
-    if _beats(likely, best) or is_small or variants.state(variant).buffers.knows(False):
-        return _beats(likely, best)
-    # buffers of a whole model are larger: each device has several, to work ahead
-    most = _expected_plan(variants, variant, optimistic=True)
-    return most is not None and _beats(most, best)
+        return math.isfinite(likely)
+    if not (_beats(likely, best) or is_small or variants.state(variant).buffers.knows(False)):
+        # buffers of a whole model are larger: each device has several, to work ahead
+        likely = _expected_seconds(variants, variant, optimistic=True)
+    return _beats(likely, best)
 
 
-def _expected_plan(variants: Variants, variant: Variant, *, optimistic: bool = False) -> float | None:
+def _expected_seconds(variants: Variants, variant: Variant, *, optimistic: bool = False) -> float:
     state = variants.state(variant).with_buffers_of(variants.best.state)
     placement = expected_placement(state, variants.best.trial.params.n_ctx, optimistic=optimistic)
-    return None if placement is None else _seconds(variants, state, placement)
+    return math.inf if placement is None else _seconds(variants, state, placement)
 
 
 def _seconds(variants: Variants, state: SearchState, placement: Placement) -> float:
@@ -199,24 +196,24 @@ def _seconds_from_same_layer(variants: Variants, variant: Variant) -> float:
 
 
 def _beats(likely: float, best: Trial) -> bool:
-    return best.expected is None or is_worth_a_load(likely, best.expected)
+    return math.isfinite(likely) and (best.expected is None or is_worth_a_load(likely, best.expected))
 
 
-def _untested(variants: Variants) -> list[tuple[float | None, Variant]]:
+def _untested(variants: Variants) -> list[tuple[float, Variant]]:
     """List untested choices of devices, each with its expected seconds, the most promising first."""
-    found: dict[float | None, Variant] = {}
+    found: dict[float, Variant] = {}
     least = _seconds_from_same_layer(variants, variants.here)
     # of choices with the same expectation the smallest counts: more devices are of no use
     for devices in dict.fromkeys(map(variants.first_of_equal, sorted(_other_orders(variants), key=len))):
         variant = variants.here._replace(devices=devices)
         is_larger = total_target(variants.state(variant)) > total_target(variants.best.state)
         if not variants.is_tested(variant) and (is_larger or _seconds_from_same_layer(variants, variant) < least):
-            likely = _expected_plan(variants, variant)
-            if likely is not None and not all(device.is_default for device in devices):
+            likely = _expected_seconds(variants, variant)
+            if not all(device.is_default for device in devices):
                 # other micro batches may save more
                 likely /= 1 - WORTH_SHARING / 2
             found.setdefault(likely, variant)
-    return sorted(found.items(), key=lambda each: math.inf if each[0] is None else each[0])
+    return sorted(found.items(), key=lambda each: each[0])
 
 
 def _other_orders(variants: Variants) -> list[tuple[DeviceLimit, ...]]:
