@@ -13,7 +13,7 @@ from fitter.machine.speed import DeviceSpeed
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.request.shared import remembered
-from fitter.planning.search.corrections import settle, settle_fastest, settle_partial
+from fitter.planning.search.corrections import settle, settle_partial, settle_whole
 from fitter.planning.search.proposals import Situation
 from fitter.planning.search.room import Room
 from fitter.planning.search.search_state import Callbacks, SearchState
@@ -119,7 +119,7 @@ def test_which_devices_have_the_layers_is_said() -> None:
     said: list[Choice] = []
     found, _ = known(3000, 3000, speeds=(SLOW_CARD, CARD))
     found = SearchState(found.original_request, found.devices, replace(found.callbacks, on_choice=said.append), found)
-    trial = settle_fastest(found, N_CTX)
+    trial = settle_whole(found, N_CTX)
     assert trial is not None and trial.placement == ON_THE_SECOND
     assert [(choice.subject, choice.chosen) for choice in said] == [("which devices have the layers", "9 on CUDA1")]
 
@@ -129,7 +129,7 @@ def test_buffers_of_a_part_of_the_model_are_not_those_of_all_of_it() -> None:
     found, _ = known(1270)
     large = next(item for item in found.units(N_CTX)[7].items if item.bytes == 40 * MIB)
     assert found.trial(Placement(0, (9,), ((large, HOST),)), N_CTX).fits
-    trial = settle_fastest(found, N_CTX)
+    trial = settle_whole(found, N_CTX)
     assert trial is not None and trial.fits and trial.placement == ON_ALL
 
 

@@ -29,7 +29,7 @@ from fitter.planning.request.request import Measure, Request
 from fitter.planning.search.corrections import settle
 from fitter.planning.search.expectations import likely_fits_host
 from fitter.planning.search.levers import Candidate, changes, expert_caches
-from fitter.planning.search.proposals import place_fastest, place_whole
+from fitter.planning.search.proposals import place_whole
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
 from fitter.planning.search.tensor_split_search import split_candidate
 from fitter.planning.speed.explain import Alternative
@@ -375,10 +375,8 @@ class _Near:
         is_in_place = n_ctx == self._plan.trial.params.n_ctx and is_whole(state.request, state.devices, self._placement)
         if is_in_place and self._fits:
             return self._placement
-        if likely_fits_host(state, n_ctx):
-            propose = place_fastest if state.chooses_split else place_whole
-            if whole := propose(state.situation(n_ctx, is_whole=True)):
-                return whole
+        if likely_fits_host(state, n_ctx) and (whole := place_whole(state.situation(n_ctx, is_whole=True))):
+            return whole
         return state.place_partial(state.situation(n_ctx, is_whole=False))
 
     def _estimated(self, state: SearchState, is_any_kind: bool) -> Trial | None:

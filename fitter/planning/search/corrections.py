@@ -14,7 +14,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import keeps_layers_on_host
 from fitter.planning.search import choices
 from fitter.planning.search.expectations import is_too_large
-from fitter.planning.search.proposals import Situation, in_place, place_fastest, place_whole
+from fitter.planning.search.proposals import Situation, in_place, place_whole
 from fitter.planning.search.search_state import SearchState
 
 _MAX_CORRECTIONS = 12
@@ -108,17 +108,13 @@ def _gains(state: SearchState, placement: Placement, best: Trial | None) -> bool
 
 
 def settle_whole(state: SearchState, n_ctx: int) -> Trial | None:
-    """Find the best trial with all of the model on devices, with the slack spread over them."""
-    return settle(state, n_ctx, True, place_whole)
-
-
-def settle_fastest(state: SearchState, n_ctx: int) -> Trial | None:
-    """Find the best trial with all of the model on the devices where it takes the least time."""
-    # make prices at the smallest context, before a larger one is recorded
-    state.prices()
-    trial = settle(state, n_ctx, True, place_fastest)
+    """Find the best trial with all of the model on devices."""
+    if state.chooses_split:
+        # make prices at the smallest context, before a larger one is recorded
+        state.prices()
+    trial = settle(state, n_ctx, True, place_whole)
     choice = trial and choices.which_devices_have_layers(trial, state.default, state.seconds)
-    if choice:
+    if choice and state.chooses_split:
         state.callbacks.on_choice(choice)
     return trial
 
@@ -160,9 +156,8 @@ def whole_at(state: SearchState) -> Trial | None:
     if keeps_layers_on_host(state.request, state.devices):
         # with weights of those layers on devices it may be faster
         return None
-    if state.chooses_split and (fastest := settle_fastest(state, n_ctx)):
-        return fastest
-    trial = state.trial(state.default, n_ctx)
-    if trial.fits or not state.devices:
-        return trial if trial.fits else None
+    if not state.chooses_split:
+        trial = state.trial(state.default, n_ctx)
+        if trial.fits or not state.devices:
+            return trial if trial.fits else None
     return settle_whole(state, n_ctx)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from fitter.planning.placing.placement import Placement, on_host
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import DeviceLimit
-from fitter.planning.search.proposals import place_fastest, place_whole
+from fitter.planning.search.proposals import place_whole
 from fitter.planning.search.search_state import SearchState
 
 _TIGHT = 0.95
@@ -64,8 +64,7 @@ def expected_whole(state: SearchState, n_ctx: int) -> float:
 def _whole_placement(state: SearchState, n_ctx: int) -> Placement | None:
     if state.is_priced:
         state.prices()
-    propose = place_fastest if state.chooses_split else place_whole
-    placement = propose(state.situation(n_ctx, is_whole=True))
+    placement = place_whole(state.situation(n_ctx, is_whole=True))
     return None if placement is None or state.loses_pipeline(placement, n_ctx) else placement
 
 

@@ -110,24 +110,20 @@ class Situation:
 
 
 def place_whole(at: Situation) -> Placement | None:
-    """Place all layers, or as many as the user sets, on devices as a whole."""
+    """Place all layers, or as many as the user sets, on devices as a whole; ``None`` where they have no room.
+
+    On several devices where they take the least time, if there are prices: a slow device may get nothing, unless it is
+    the user's.
+    """
     default = default_placement(at.request, at.devices)
     budgets = at.room.with_caches
-    if "tensor_split" not in at.request.fixed:
+    if "tensor_split" in at.request.fixed:
+        return default if min(gaps_of(at.units, budgets, default), default=0) >= 0 else None
+    if at.prices is None or len(at.devices) < 2:
         return pack_whole(at.units, budgets, default.first)
-    return default if min(gaps_of(at.units, budgets, default), default=0) >= 0 else None
-
-
-def place_fastest(at: Situation) -> Placement | None:
-    """Place them as ``place_whole`` does, where they take the least time. A slow device may get nothing.
-
-    ``None`` if that would be one of the user's devices.
-    """
-    assert at.prices is not None
     prices = at.prices.all
     seconds = [prices.unit_seconds(d) for d in range(len(at.devices))]
-    first = default_placement(at.request, at.devices).first
-    placement = pack_fastest(at.units, at.room.with_caches, seconds, prices.hop, first, prices.visits)
+    placement = pack_fastest(at.units, budgets, seconds, prices.hop, default.first, prices.visits)
     is_refused = placement is not None and placement.idle and "devices" in at.request.fixed
     return None if is_refused else placement
 

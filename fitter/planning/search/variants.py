@@ -34,7 +34,7 @@ from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.request.shared import LEAST_FOR_SPEED
 from fitter.planning.search.corrections import best_at
 from fitter.planning.search.expectations import expected_placement, is_too_large
-from fitter.planning.search.proposals import most_saved_by, place_fastest
+from fitter.planning.search.proposals import most_saved_by, place_whole
 from fitter.planning.search.room import Buffers
 from fitter.planning.search.scratch import n_scores
 from fitter.planning.search.search_state import SearchState
@@ -472,7 +472,7 @@ def _first_placement(state: SearchState) -> Placement | None:
     n_ctx = state.request.params.n_ctx
     if not is_too_large(state, n_ctx):
         at = state.situation(n_ctx, is_whole=True)
-        return (place_fastest(at) if state.chooses_split else None) or state.default
+        return place_whole(at) or state.default
     return state.place_partial(state.situation(n_ctx, is_whole=False))
 
 
