@@ -20,7 +20,6 @@ def idle_notes(state: SearchState, best: Trial, trials: Sequence[Trial]) -> tupl
 
     Args:
         state: The search of the variant of ``best``, on its devices.
-        best: The trial of the plan, with a price.
         trials: All trials that fit.
     """
     request = state.request

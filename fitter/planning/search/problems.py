@@ -50,14 +50,9 @@ def problems_of(
     """Say what ``trial`` lacks where, and what would make it fit; empty if it fits.
 
     Args:
-        request: The request.
-        trial: The trial.
-        devices: Memory on the devices.
-        host: Host memory.
         excess: A cache beyond a device's limit for one tensor.
         reserve: Bytes that a real load needs beyond a dummy load, by place.
         uses: Memory beside the model.
-        pools: Memory that devices and the host share.
         model: The model, for a smaller quantization.
         layout: Recorded sizes, for a smaller context.
     """
@@ -192,7 +187,6 @@ class _Remedies:
         """Name each remedy that frees ``missing`` bytes alone; else the fewest that do so together.
 
         Args:
-            missing: The bytes.
             found: Remedies, with the bytes that each frees.
             saved: Bytes that a smaller quantization saves.
             paged: Bytes of weights that may be paged.

@@ -39,12 +39,7 @@ def _placed(
 ) -> tuple[Placement | None, list[int]]:
     """Place all units from ``first`` on; return the placement if it fits, and what devices had beside units.
 
-    Args:
-        units: As for ``most_layers``.
-        rooms: As for ``most_layers``.
-        rest: Bytes that each device is expected to have beside units.
-        first: The first unit on a device.
-        measure: As for ``most_layers``.
+    ``rest``: bytes that each device is expected to have beside units.
     """
     expected = list(rest)
     while (placement := pack_whole(units, [a - b for a, b in zip(rooms, expected, strict=True)], first)) is not None:
