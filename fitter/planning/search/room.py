@@ -52,11 +52,6 @@ class Room:
         """Return the room of each device where the devices share the layers from ``first`` on."""
         return self._with(cached_on(units, Placement(first, (len(units) - first,)))[0])
 
-    def without_devices(self, are_closed: Sequence[bool]) -> Room:
-        """Return the room with none on closed devices."""
-        kinds = (self.with_caches, self.with_states, self.without)
-        return Room(*(tuple(min(0, b) if c else b for b, c in zip(kind, are_closed, strict=True)) for kind in kinds))
-
     def _with(self, cached: Cached) -> tuple[int, ...]:
         return (self.with_caches, self.with_states, self.without)[CACHED.index(cached)]
 

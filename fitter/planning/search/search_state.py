@@ -266,29 +266,25 @@ class SearchState:
 
     def room(self, n_ctx: int, is_whole: bool, optimistic: bool = False) -> Room:
         """Bytes of weights and caches that each device may hold, by the latest measurements."""
-        devices = self._with_pools(n_ctx, is_whole)
-        return self._open_room(self.buffers.room(devices, n_ctx, is_whole, self._off_by(), optimistic))
+        return self.buffers.room(self._limits(n_ctx, is_whole), n_ctx, is_whole, self._off_by(), optimistic)
 
-    def _open_room(self, room: Room) -> Room:
-        return room.without_devices([device.name in self.closed for device in self.devices]) if self.closed else room
-
-    def _with_pools(self, n_ctx: int, is_whole: bool) -> tuple[DeviceLimit, ...]:
-        """Limit devices that share memory with the host to the bytes that the host is expected to leave.
+    def _limits(self, n_ctx: int, is_whole: bool) -> tuple[DeviceLimit, ...]:
+        """Limit closed devices to nothing, and those that share the host's memory to what it is expected to leave.
 
         Where weights are on the host, moving more of them there frees no memory of a pool, unless they may be paged.
         """
-        request = self.request
-        pools = [pool for pool in request.pools if is_whole or (request.host.paging and pool_margin.pages(pool))]
+        request, closed = self.request, self.closed
+        devices = tuple(replace(each, margin=each.free) if each.name in closed else each for each in self.devices)
+        pools = [pool for pool in request.pools if is_whole or (request.host.paging and shared_margin.pages(pool))]
         used = [(pool, self.buffers.beside_devices(pool.name, n_ctx, is_whole)) for pool in pools]
-        return pool_margin.beside_host(self.devices, used)
+        return shared_margin.beside_host(devices, used)
 
     def room_left_by(self, trial: Trial, is_whole: bool) -> Room:
         """``room`` with the compute buffers of ``trial`` for the devices that it uses."""
         self._last = trial
         n_ctx = trial.params.n_ctx
-        devices = self._with_pools(n_ctx, is_whole)
-        left = room_left_by(trial, self.units(n_ctx), self.room(n_ctx, is_whole), self._off_by(), devices)
-        return self._open_room(left)
+        limits = self._limits(n_ctx, is_whole)
+        return room_left_by(trial, self.units(n_ctx), self.room(n_ctx, is_whole), self._off_by(), limits)
 
     def _off_by(self) -> list[int]:
         if self._last is None:
