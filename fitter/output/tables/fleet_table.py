@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fitter.output.tables.narrow import NarrowTable
+from fitter.output.tables.narrow import table_of
 from fitter.output.tables.plan_table import text_of
 from fitter.planning.plan.plan import resolved
 from fitter.text import human, mib, speed
@@ -48,11 +48,9 @@ def fleet_text(fleet: Fleet) -> str:
 
 
 def _models(fleet: Fleet) -> RenderableType:
-    columns = ("share", "on", "n_ctx", "tokens/s", "s: request", "alone", "load", "loaded before")
-    table = NarrowTable(spare=("share", "alone", "n_ctx", "load"), names="model", fold=16)
-    table.add_column("model", no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "on" else "right", no_wrap=True)
+    columns = ("model", "share", "on", "n_ctx", "tokens/s", "s: request", "alone", "load", "loaded before")
+    spare = ("share", "alone", "n_ctx", "load")
+    table = table_of(*columns, texts=("on",), spare=spare, names="model", fold=16)
     for model in fleet.models:
         price = model.plan.estimate
         table.add_row(

@@ -171,11 +171,15 @@ class NarrowTable(Table):
 
 
 def table_of(
-    first: str, *numbers: str, spare: Sequence[str | tuple[str, ...]] = (), names: str | None = None, fold: int = 10_000
+    first: str,
+    *others: str,
+    texts: Sequence[str] = (),
+    spare: Sequence[str | tuple[str, ...]] = (),
+    names: str | None = None,
+    fold: int = _UNFOLDED,
 ) -> NarrowTable:
-    """Make a table with a column of names, then columns of numbers; for the keywords see ``NarrowTable``."""
+    """Make a table with a column of names, then columns of numbers but for ``texts``; see ``NarrowTable``."""
     table = NarrowTable(spare=spare, names=names, fold=fold)
-    table.add_column(first, no_wrap=True)
-    for number in numbers:
-        table.add_column(number, justify="right", no_wrap=True)
+    for column in (first, *others):
+        table.add_column(column, justify="left" if column in (first, *texts) else "right", no_wrap=True)
     return table

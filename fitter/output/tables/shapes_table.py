@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fitter.output.arguments import command_line
-from fitter.output.tables.narrow import NarrowTable
+from fitter.output.tables.narrow import table_of
 from fitter.parameters.table import USEFUL_SPEED
 from fitter.text import human, mib, printable, speed
 
@@ -22,11 +22,8 @@ def shapes_table(shapes: Sequence[ShapeInfo]) -> RenderableType:
     """Draw a row for each shape; one alone is shown with its source and its hyperparameters."""
     if len(shapes) == 1:
         return _alone(shapes[0])
-    table = NarrowTable(spare=("layers", "experts", "GiB"))
-    table.add_column("shape", no_wrap=True)
-    table.add_column("architecture", no_wrap=True)
-    for column in ("parameters", "layers", "experts", "context", "GiB"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("shape", "architecture", "parameters", "layers", "experts", "context", "GiB")
+    table = table_of(*columns, texts=("architecture",), spare=("layers", "experts", "GiB"))
     for each in shapes:
         table.add_row(
             each.name,
@@ -46,11 +43,8 @@ def shapes_table(shapes: Sequence[ShapeInfo]) -> RenderableType:
 
 def plans_table(plans: ShapePlans, asked: Sequence[str] = ()) -> RenderableType:
     """Draw a row for each model with its best file type; ``asked`` are words of the command, for the last lines."""
-    table = NarrowTable(spare=("parameters", "prompt t/s", "MiB", "host MiB"))
-    table.add_column("shape", no_wrap=True)
-    table.add_column("type", no_wrap=True)
-    for column in ("parameters", "MiB", "host MiB", "context", "prompt t/s", "t/s"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("shape", "type", "parameters", "MiB", "host MiB", "context", "prompt t/s", "t/s")
+    table = table_of(*columns, texts=("type",), spare=("parameters", "prompt t/s", "MiB", "host MiB"))
     for each in plans.found:
         best = each.best
         rates = (
