@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import fitter
+from fitter.cli import main
 from fitter.llama.client import Worker
 from fitter.llama.processes import interpreter
 from tests.formats import upstream
 from tests.support.browser import chromium, find, is_needed
+from tests.support.command import Command, Said
 from tests.support.ranges import in_clean_environment
 from tools.models import shapes
 from tools.models.tiny import TINY_MOE, write_tiny
@@ -46,7 +48,7 @@ def worker() -> Iterator[Worker]:
 def one_worker(worker: Worker) -> Iterator[None]:
     """Have every ``fitter.fit`` of a file ask the same worker."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitter, "fit", functools.partial(fitter.fit, worker=worker))
+        patch.setattr(fitter, "fit", partial(fitter.fit, worker=worker))
         yield
 
 
@@ -59,16 +61,38 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write what the file of tests calls ``MODEL``: a shape without its words, or a small model that runs."""
-    wanted, folder = getattr(request.module, "MODEL", TINY_MOE), tmp_path_factory.mktemp("model")
-    if isinstance(wanted, str):
-        return shapes.write(wanted, folder, vocab=False)
-    return write_tiny(folder / "model.gguf", wanted)
+    return _written(getattr(request.module, "MODEL", TINY_MOE), tmp_path_factory.mktemp("model") / "model.gguf")
 
 
 @pytest.fixture(scope="module")
 def models(request: pytest.FixtureRequest, directory: Path) -> dict[str, Path]:
-    """Write the shapes that the file of tests calls ``MODELS``, without their words."""
-    return {name: shapes.write(name, directory, vocab=False) for name in request.module.MODELS}
+    """Write what the file of tests calls ``MODELS``, by its names: shapes without their words, or small models."""
+    wanted = request.module.MODELS
+    items = wanted.items() if isinstance(wanted, Mapping) else zip(wanted, wanted, strict=True)
+    return {name: _written(each, directory / f"{name}.gguf") for name, each in items}
+
+
+def _written(wanted: Any, path: Path) -> Path:
+    """Write a shape, which may have a name, a small model that runs, or what a function writes to a path."""
+    if isinstance(wanted, str):
+        return shapes.write(wanted, path.parent, vocab=False)
+    if isinstance(wanted, shapes.Shape):
+        shapes.write_shape(wanted, path, vocab=False)
+        return path
+    written: Path = wanted(path) if callable(wanted) else write_tiny(path, wanted)
+    return written
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run ``fitter`` in this process, which is quicker than one of its own; all that it says is returned."""
+
+    def run(*words: object) -> Said:
+        capsys.readouterr()
+        status = main(list(map(str, words)))
+        return Said(status, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,26 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Said(NamedTuple):
+    """What the command has said when it ran in this process."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """The JSON that it printed."""
+        return json.loads(self.out)
+
+
+Command = Callable[..., Said]
+"""Runs the command in this process with words of any kind: the fixture ``command``."""
 
 
 def run_fitter(*words: object, cwd: Path | None = None, **variables: str | None) -> subprocess.CompletedProcess[str]:
