@@ -1,237 +1,146 @@
-"""Whatever is wrong is one line on stderr and the right exit status: no traceback, no half-written output."""
+"""Whatever is wrong is one line on stderr and the right exit status: no traceback, no half-written output.
+
+Most lines are rows of ``tests/data/refused/lines.toml``.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGMLQuantizationType
 
 from fitter import UsageError, estimate, fit, measure
-from fitter.cli import main
-from tests.support.cases import cases, named_cases
-from tests.support.command import run_fitter
-from tools.models import shapes
-from tools.models.tiny import write_tiny
+from fitter.storage.data_files import parse_toml
+from tests.support.cases import cases, named_cases, refused
+from tests.support.command import Command, run_fitter
+from tools import shapes
+from tools.tiny import TINY_DENSE, write_tiny
+from tools.tiny_projector import write_projector
 
 DENSE = shapes.SHAPES["llama-3.1-8b"]
+ROWS = parse_toml((Path(__file__).parents[1] / "data" / "refused" / "lines.toml").read_text("utf-8"))
 
 
-def assert_one_line(done: subprocess.CompletedProcess[str], status: int, said: str) -> None:
-    """All of what is said, since a word alone may be there for another reason."""
-    assert (done.returncode, done.stdout, done.stderr) == (status, "", f"fitter: error: {said}\n")
+def cut(size: int) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        write_tiny(path)
+        os.truncate(path, size)
+
+    return write
 
 
-def missing(path: Path) -> None:
-    pass
+def of_type(number: int) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        write_tiny(path)
+        data = bytearray(path.read_bytes())
+        # after its name and two dimensions
+        struct.pack_into("<I", data, data.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 16, number)
+        path.write_bytes(data)
+
+    return write
 
 
-def empty(path: Path) -> None:
-    path.touch()
+def of_shape(vocab: bool = True, **changes: Any) -> Callable[[Path], None]:
+    return lambda path: shapes.write_shape(replace(DENSE, **changes), path, vocab=vocab)
 
 
-def text(path: Path) -> None:
-    path.write_text("no model at all\n")
+def of_one_tensor(architecture: str, kind: GGMLQuantizationType) -> Callable[[Path], None]:
+    tensors = (shapes.Tensor("token_embd.weight", (32, 4), kind),)
+    return of_shape(architecture=architecture, n_vocab=32, tensors=tensors, vocab=False)
 
 
-def directory(path: Path) -> None:
-    path.mkdir()
+FILES: dict[str, Callable[[Path], object]] = {
+    "tiny.gguf": write_tiny,
+    "dense.gguf": partial(write_tiny, model=TINY_DENSE),
+    "draft.gguf": partial(write_tiny, model=replace(TINY_DENSE, n_layer=2)),
+    "other.gguf": partial(write_tiny, model=replace(TINY_DENSE, n_expert=8)),
+    "projector.gguf": write_projector,
+    "llama.gguf": of_shape(vocab=False),
+    "head.gguf": of_shape(architecture="eagle3", vocab=False),
+    "empty.gguf": Path.touch,
+    "notes.txt": lambda path: path.write_text("no model\n"),
+    "empty.json": lambda path: path.write_text("{}"),
+    "directory.gguf": Path.mkdir,
+    "pipe.gguf": os.mkfifo,
+    "loop.gguf": lambda path: path.symlink_to(path.name),
+    "cut-magic.gguf": cut(6),
+    "cut-header.gguf": cut(3000),
+    "cut-tensors.gguf": cut(200_000),
+    "fork.gguf": of_type(139),
+    "given-up.gguf": of_type(31),
+    "no-type.gguf": of_type(1000),
+    "perceptron.gguf": of_shape(architecture="perceptron"),
+    "without-tensors.gguf": of_shape(tensors=()),
+    "few-tensors.gguf": of_shape(vocab=False, tensors=DENSE.tensors[:-3]),
+    "novel.gguf": of_one_tensor("novel", GGMLQuantizationType.F16),
+    "quantized.gguf": of_one_tensor("llama", GGMLQuantizationType.Q8_0),
+}
+"""What writes each file that the rows name."""
 
 
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with files and plans of all kinds."""
+    folder = tmp_path_factory.mktemp("files")
+    for name, write in FILES.items():
+        write(folder / name)
+    shapes.write_split("llama-3.1-8b", folder, 3, vocab=False).rename(folder / "split-00001-of-00003.gguf")
+    (folder / "llama-3.1-8b-00003-of-00003.gguf").rename(folder / "split-00003-of-00003.gguf")
+    here, virtual = (fit(folder / "tiny.gguf", **words).to_dict() for words in HERE_AND_VIRTUAL)
+    for name, plan in {"plan": here, "virtual": virtual}.items():
+        (folder / f"{name}.json").write_text(json.dumps(plan))
+    (folder / "lost.json").write_text(json.dumps(here).replace("tiny.gguf", "gone.gguf"))
+    return folder
 
 
-def loop(path: Path) -> None:
-    """A file that nobody can read, root included."""
-    path.symlink_to(path.name)
+HERE_AND_VIRTUAL: tuple[dict[str, Any], ...] = ({"n_ctx": 1024, "devices": ["none"]}, {"gpus": ["rtx-4090"]})
 
 
-def cut_magic(path: Path) -> None:
-    _cut(path, 6)
+@cases({f"{topic}: {name}": tuple(row) for topic, rows in ROWS.items() for name, row in rows.items()})
+def test_what_is_refused_is_one_line(
+    words: str, status: int, said: str, folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", str(folder))
+    before = {path.name: path.lstat().st_mtime_ns for path in folder.iterdir()}
+    code, out, err = command(*shlex.split(words))
+    start = "fitter: " if status == 1 else "fitter: error: "
+    pattern = ".*".join(map(re.escape, f"{start}{said}".split("…")))
+    assert (code, out) == (status, ""), err
+    assert re.fullmatch(f"{pattern}\n", err), err
+    assert {path.name: path.lstat().st_mtime_ns for path in folder.iterdir()} == before
 
-
-def cut_header(path: Path) -> None:
-    _cut(path, 3000)
-
-
-def cut_tensors(path: Path) -> None:
-    _cut(path, 200_000)
-
-
-def _cut(path: Path, size: int) -> None:
-    write_tiny(path)
-    os.truncate(path, size)
-
-
-def unknown_architecture(path: Path) -> None:
-    shapes.write_shape(replace(DENSE, architecture="perceptron"), path)
-
-
-def vocabulary_only(path: Path) -> None:
-    shapes.write_shape(replace(DENSE, tensors=()), path)
-
-
-def missing_tensors(path: Path) -> None:
-    shapes.write_shape(replace(DENSE, tensors=DENSE.tensors[:-3]), path, vocab=False)
-
-
-def of_a_fork(path: Path) -> None:
-    _with_type(path, 139)
-
-
-def given_up(path: Path) -> None:
-    _with_type(path, 31)
-
-
-def no_type(path: Path) -> None:
-    _with_type(path, 1000)
-
-
-def _with_type(path: Path, number: int) -> None:
-    write_tiny(path)
-    data = bytearray(path.read_bytes())
-    # after its name and two dimensions
-    struct.pack_into("<I", data, data.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 16, number)
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("write", "said"),
-    [
-        (missing, "{}: no such file; check the path of the model"),
-        (empty, "{} is empty; download the model again"),
-        (text, "{} is not a GGUF file; convert the model with llama.cpp's convert_hf_to_gguf.py"),
-        (directory, "{} is a directory; give the GGUF file (there is no GGUF file in it)"),
-        (fifo, "{} is not a regular file; give a GGUF file"),
-        (loop, "{} cannot be read: Too many levels of symbolic links"),
-        (cut_magic, "{} is truncated after 6 bytes; download the model again"),
-        (cut_header, "{}: its header is truncated or damaged; download the model again"),
-        (cut_tensors, "{} is truncated: the last 1600320 bytes of its tensors are missing; download it again"),
-        (
-            of_a_fork,
-            "{} has tensors of type 139, which this llama.cpp does not have: use a newer one (--llama-cpp), or another "
-            "file if this one was made for a fork such as ik_llama.cpp",
-        ),
-        (
-            given_up,
-            "{} has tensors of a type that llama.cpp has given up (TYPE_Q4_0_4_4 REMOVED, use Q4_0 with runtime "
-            "repacking): take another file of the model, such as Q4_0",
-        ),
-        (no_type, "{}: its header is truncated or damaged; download the model again"),
-        (unknown_architecture, "{}: unknown model architecture: 'perceptron'"),
-        (vocabulary_only, "{} has no tensors, only a vocabulary; give the file with the weights"),
-        (missing_tensors, "{}: check_tensor_dims: tensor 'blk.31.ffn_gate.weight' not found"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_models_that_cannot_be_read(tmp_path: Path, write: Callable[[Path], None], said: str) -> None:
-    path = tmp_path / "model.gguf"
-    write(path)
-    assert_one_line(run_fitter("fit", str(path)), 3, said.format(path))
-
-
-def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
-    path = shapes.write_split("llama-3.1-8b", tmp_path, 3, vocab=False)
-    others = sorted(file for file in tmp_path.iterdir() if file != path)
-    assert len(others) == 2
-    others[0].unlink()
-    assert_one_line(
-        run_fitter(str(path)), 3, f"{path}: 1 of 3 split files are missing, download them: {others[0].name}"
-    )
-
-
-SPECS = (
-    "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB, or none for "
-    "a machine without a GPU; fitter devices --catalogue lists the names"
-)
-LEVERS = "the levers are no-op-offload, moe-cache, kv-q8_0, kv-q4_0, context, paging"
 
 KEPT_OFF = (
-    "-ot 'exps={0}' puts blk.0.ffn_gate_exps.weight on {0}, and -dev, -sm none or -mg keeps the model off that device: "
-    "choose another buffer type, or let the model use the device"
+    "-ot 'exps=CUDA1' puts blk.0.ffn_gate_exps.weight on CUDA1, and -dev, -sm none or -mg keeps the model off that "
+    "device: choose another buffer type, or let the model use the device"
 )
-SEQUENCES = "{} is {}, and 4 sequences (-np) need a token each: give 4 or more, or fewer sequences"
-INVALID = "Invalid value for {} (see fitter fit --help)"
-
-NO_SENSE: dict[str, str] = {
-    "-c -1": INVALID.format("'-c' / '--ctx-size': -1 is too small; the smallest is 0"),
-    "--gpu nonsense": f"--gpu 'nonsense': unknown GPU: {SPECS}",
-    "--gpu ''": f"--gpu '': no GPU: {SPECS}",
-    "--gpu rtx-4091": "--gpu 'rtx-4091': unknown GPU; did you mean rtx-4090 or rtx-4090-d or rtx-5090?",
-    "--gpu 24": "--gpu '24': '24' has no unit: write 24MiB or 24GiB",
-    "--gpu cuda:8.9": ("--gpu 'cuda:8.9': write profile, compute capability and memory, such as cuda:8.9:24GiB"),
-    "--gpu voodoo:1:24GiB": (
-        "--gpu 'voodoo:1:24GiB': unknown profile 'voodoo'; the profiles are cuda, rocm, vulkan, metal"
-    ),
-    "--gpu vulkan:1:24GiB": (
-        "--gpu 'vulkan:1:24GiB': unknown Vulkan driver '1'; the drivers are radv, anv, nvidia, lavapipe"
-    ),
-    "--gpu '17x 24GiB'": "--gpu '17x 24GiB': llama.cpp has room for 16 devices at most",
-    "--gpu '9x 24GiB' --gpu '8x 24GiB'": "--gpu '8x 24GiB': llama.cpp has room for 16 devices at most",
-    "--gpu 24GiB -fitt 1,2": "2 margins for 1 devices: give one for all, or one per device",
-    "--gpu 24GiB -dev CUDA1": "unknown device 'CUDA1'; there are: CUDA0",
-    "--gpu 24GiB -ot '(=CPU'": (
-        "pattern '(' is not a valid regular expression: Mismatched '(' and ')' in regular expression"
-    ),
-    "--gpu 24GiB -ot exps": "tensor override 'exps' is not of the form <name pattern>=<buffer type>",
-    "--gpu 24GiB -ot exps=CUDA1": "unknown buffer type 'CUDA1'; there are: CUDA0, CPU",
-    "--gpu '2x 24GiB' -ot exps=CUDA1 -dev CUDA0": KEPT_OFF.format("CUDA1"),
-    "--gpu '2x 24GiB' -ot exps=CUDA0 -sm none -mg 1": KEPT_OFF.format("CUDA0"),
-    "--gpu '2x 24GiB' -ot exps=CUDA1 -dev none": KEPT_OFF.format("CUDA1"),
-    "--gpu 24GiB -c 3 -np 4": SEQUENCES.format("n_ctx (-c)", 3),
-    "--gpu 24GiB -b 1 -np 4": SEQUENCES.format("n_batch (-b)", 1),
-    "--gpu 24GiB --embedding --mtp": (
-        "--embedding is for texts that are only read, and --mtp drafts tokens: leave one of them out"
-    ),
-    "--gpu 24GiB -sm row": (
-        "split mode 'row' cannot be fitted: llama.cpp's programs list it, but its CUDA, ROCm, Vulkan and Metal "
-        "backends load no model with it. Use 'tensor', which splits every tensor over all devices, or 'layer'"
-    ),
-    "--gpu 24GiB -sm none -mg 1": "main GPU 1 does not exist: the number of devices is 1, counted from 0",
-    "--gpu 24GiB -ts -1,1": "tensor_split (-ts) has a share below 0: give each device a share of 0 or more",
-    "--host-memory many": (
-        "host_memory (--host-memory): 'many' is not a size: write a number and a unit, such as 24GiB or 24564MiB"
-    ),
-    "--host-memory 0GiB": "--host-memory is 0 bytes: give more than 0",
-    "--allow everything": f"unknown lever 'everything': {LEVERS}",
-    "--allow ubatch,kv-q8": f"unknown lever 'kv-q8': did you mean kv-q8_0 or kv-q4_0? {LEVERS.capitalize()}",
-    "--allow ubatch,": f"unknown lever '': {LEVERS}",
-    "--fit-ctx 0": INVALID.format("'-fitc' / '--fit-ctx': 0 is too small; the smallest is 1"),
-    "--prompt 0": INVALID.format("'--prompt': 0 is too small; the smallest is 1"),
-}
-
-
-@pytest.mark.parametrize("words", NO_SENSE)
-def test_words_that_make_no_sense(tiny: Path, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    status = main([str(tiny), *shlex.split(words)])
-    said = capsys.readouterr()
-    assert (status, said.out, said.err) == (2, "", f"fitter: error: {NO_SENSE[words]}\n")
+SEQUENCES = "{} is 3, and 4 sequences (-np) need a token each: give 4 or more, or fewer sequences"
 
 
 @named_cases(
-    ("left out by name", {"override_tensor": "exps=CUDA1", "devices": "CUDA0"}, KEPT_OFF.format("CUDA1")),
-    ("left out by the split mode", {"override_tensor": "exps=CUDA1", "split_mode": "none"}, KEPT_OFF.format("CUDA1")),
-    ("a batch without a token for each sequence", {"n_seq_max": 4, "n_batch": 3}, SEQUENCES.format("n_batch (-b)", 3)),
-    (
-        "an output for each sequence is missing",
-        {"n_seq_max": 4, "n_outputs_max": 3},
-        SEQUENCES.format("n_outputs_max", 3),
-    ),
+    ("left out by name", {"override_tensor": "exps=CUDA1", "devices": "CUDA0"}, KEPT_OFF),
+    ("left out by the split mode", {"override_tensor": "exps=CUDA1", "split_mode": "none"}, KEPT_OFF),
+    ("a batch without a token for each", {"n_seq_max": 4, "n_batch": 3}, SEQUENCES.format("n_batch (-b)")),
+    ("an output for each is missing", {"n_seq_max": 4, "n_outputs_max": 3}, SEQUENCES.format("n_outputs_max")),
 )
 def test_what_llama_cpp_would_end_its_process_for_is_not_asked(words: dict[str, Any], said: str, tiny: Path) -> None:
     for call in (measure, estimate):
         if call is measure or "n_outputs_max" not in words:
-            with pytest.raises(UsageError) as caught:
+            with refused(UsageError, said):
                 call(tiny, gpus="2x 24GiB", **words)
-            assert str(caught.value) == said
     assert measure(tiny, gpus="2x 24GiB", override_tensor="exps=CUDA1,nothing=CUDA0", devices="CUDA1").rows
 
 
@@ -287,25 +196,21 @@ def test_more_layers_than_there_are_are_all_of_them(option: str, most: str, more
     assert done.stdout == expected.stdout
 
 
-def test_what_llama_cpp_refuses(tiny: Path) -> None:
-    done = run_fitter(str(tiny), "-ctv", "q8_0", "-fa", "off")
-    assert_one_line(done, 3, f"{tiny}: quantized V cache requires flash_attn to be enabled")
-
-
-def test_a_model_that_fits_nowhere(tmp_path: Path) -> None:
+def test_a_model_that_fits_nowhere(tmp_path: Path, command: Command) -> None:
     path = shapes.write("llama-3.1-70b", tmp_path, vocab=False)
-    done = run_fitter(str(path), "--gpu", "8GiB", "--host-memory", "16GiB")
-    assert done.returncode == 1
-    assert done.stdout == ""
-    problems = [line for line in done.stderr.splitlines() if line.startswith("fitter: does not fit: ")]
+    status, out, err = command(path, "--gpu", "8GiB", "--host-memory", "16GiB")
+    assert (status, out) == (1, "")
+    problems = [line for line in err.splitlines() if line.startswith("fitter: does not fit: ")]
     assert any("the host lacks " in problem for problem in problems)
     assert all(" MiB" in problem for problem in problems)
-    assert done.stderr.endswith(problems[-1] + "\n")
+    assert err.endswith(problems[-1] + "\n")
 
 
 def test_the_name_of_a_model_may_hold_anything(tmp_path: Path) -> None:
     odd = tmp_path / os.fsdecode(b"mod\xff\n el.gguf")
-    assert_one_line(run_fitter(str(odd)), 3, f"{str(odd)!r}: no such file; check the path of the model")
+    done = run_fitter(str(odd))
+    said = f"fitter: error: {str(odd)!r}: no such file; check the path of the model\n"
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", said)
     write_tiny(odd)
     done = run_fitter(str(odd), "--json")
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,8 @@ from fitter.api.compare_builds import load_keywords
 from fitter.cli import main
 from fitter.regression import build_report
 from fitter.regression.check_cases import check, lock
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases
+from tests.support.command import Command
 from tests.support.llama_builds import fetched
 from tests.support.patience import SECONDS, all_end, suspended
 from tools.docs import models
@@ -77,10 +78,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(path)
 
 
-def checked(place: Place, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
-    capsys.readouterr()
-    status = main(["check", "--trust", "--json", "--cases", place.toml, *words])
-    return status, {case["name"]: case for case in json.loads(capsys.readouterr().out)["cases"]}
+def checked(place: Place, command: Command, *words: str) -> tuple[int, dict[str, Any]]:
+    said = command("check", "--trust", "--json", "--cases", place.toml, *words)
+    return said.status, {case["name"]: case for case in said.document["cases"]}
 
 
 def test_a_lock_names_its_build_and_no_path(place: Place) -> None:
@@ -90,18 +90,12 @@ def test_a_lock_names_its_build_and_no_path(place: Place) -> None:
     assert f'"{OLD}"' not in text
 
 
-def test_a_newer_build_is_named_with_what_grew(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    status, cases = checked(place, capsys, "--llama-cpp", str(place.path / NEW))
-    assert status == 4
-    assert {name: case["status"] for name, case in cases.items()} == {
-        "kimi": "failed",
-        "llama": "changed",
-        "qwen": "failed",
-    }
-    for case in cases.values():
-        assert case["causes"] == [
-            {"kind": "llama.cpp", "what": "llama.cpp", "before": OLD_VERSION, "after": NEW_VERSION}
-        ]
+def test_a_newer_build_is_named_with_what_grew(place: Place, command: Command) -> None:
+    status, cases = checked(place, command, "--llama-cpp", str(place.path / NEW))
+    statuses = {name: case["status"] for name, case in cases.items()}
+    assert (status, statuses) == (4, {"kimi": "failed", "llama": "changed", "qwen": "failed"})
+    cause = {"kind": "llama.cpp", "what": "llama.cpp", "before": OLD_VERSION, "after": NEW_VERSION}
+    assert all(case["causes"] == [cause] for case in cases.values())
     (qwen,) = (move for move in cases["qwen"]["moves"] if move["what"] == "CUDA0")
     assert (qwen["after"] - qwen["before"]) // MIB == 323
     # Seven cards keep all of it but the token embeddings: some layers have an expert tensor on another card.
@@ -218,15 +212,14 @@ def test_what_is_beside_the_model_is_measured_in_the_same_places(tmp_path: Path)
     assert first.fits and other.fits and again.fits
 
 
-def test_what_fitted_no_longer_fits(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fitted_no_longer_fits(place: Place, command: Command) -> None:
     """The parameters of seven cards lack memory on four of them, and the newer build's own plan is slower."""
     builds = [str(place.path / OLD), str(place.path / NEW)]
     told = ["--llama-cpp", builds[0], "--llama-cpp", builds[1], "--cases", place.toml]
-    capsys.readouterr()
-    status = main(["diff", "-k", "kimi or llama", "--json", *told])
-    document = json.loads(capsys.readouterr().out)
+    said = command("diff", "-k", "kimi or llama", "--json", *told)
+    document = said.document
     kimi, llama = document["cases"]
-    assert (status, document["equal"], document["grown"]) == (4, False, True)
+    assert (said.status, document["equal"], document["grown"]) == (4, False, True)
     assert document["builds"] == [
         {"llama_cpp": builds[0], "label": OLD, "version": OLD_VERSION},
         {"llama_cpp": builds[1], "label": NEW, "version": NEW_VERSION},
@@ -239,15 +232,13 @@ def test_what_fitted_no_longer_fits(place: Place, capsys: pytest.CaptureFixture[
     assert [(each["moves"], each["plan"]) for each in llama["builds"]] == [([], []), ([], [])]
 
 
-def test_a_history_of_what_a_file_names(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_history_of_what_a_file_names(place: Place, tmp_path: Path, command: Command) -> None:
     path = place.path / "history.toml"
     path.write_text(f'[history]\nllama_cpp = ["{OLD}", "{NEW}"]\n{CASES}')
     files = {name: tmp_path / name for name in ("a.csv", "a.svg", "a.json")}
     words = ["--csv", files["a.csv"], "--svg", files["a.svg"], "--badge", files["a.json"], "-k", "not kimi"]
-    capsys.readouterr()
-    assert main(["history", "--trust", str(path), *map(str, words)]) == 4
-    said = capsys.readouterr()
-    assert said.err == ""
+    said = command("history", "--trust", path, *words)
+    assert (said.status, said.err) == (4, "")
     assert [line.split() for line in said.out.splitlines()[:5]] == [
         ["case", "on", OLD, NEW],
         ["llama", "devices", "8.6", "GiB", "="],
@@ -261,43 +252,13 @@ def test_a_history_of_what_a_file_names(place: Place, tmp_path: Path, capsys: py
     assert json.loads(files["a.json"].read_text())["message"] == "1 of 2 grew"
 
 
-def test_a_build_that_is_refused_is_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_build_that_is_refused_is_named(place: Place, command: Command) -> None:
     too_old = str(fetched("b7347"))
     model = str(place.path / "llama-3.1-8b.gguf")
     told = ["--gpu", "24GiB", "-c", "4096", "--llama-cpp", str(place.path / OLD), "--llama-cpp", too_old]
-    capsys.readouterr()
-    assert main(["history", model, *told]) == 3
-    said = capsys.readouterr()
-    assert said.err.startswith("fitter: error: llama-3.1-8b with b7347: ") and "too old" in said.err
+    said = command("history", model, *told)
+    refused = "fitter: error: llama-3.1-8b with b7347: "
+    assert said.status == 3 and said.err.startswith(refused) and "too old" in said.err
     assert said.out.splitlines()[-1] == "1 case: 1 could not be compared"
     # A build that is too old for the others is no reason to stop.
-    assert main(["history", model, *told[:4], "--llama-cpp", too_old, *told[4:6], "--llama-cpp", told[5]]) == 0
-
-
-@named_cases(
-    ("no model", ["diff", "--llama-cpp", "python", "--llama-cpp", "python"], "there is nothing to compare: name"),
-    ("three builds", ["diff", "a.gguf", *["--llama-cpp", "python"] * 3], "two builds of llama.cpp are compared: give"),
-    ("a plan and options", ["diff", "a", "b", "-c", "8"], "two plans are compared as they are: leave --ctx-size out"),
-    ("one plan", ["diff", "a"], "two plans are compared: give the files A and B"),
-    ("no builds", ["history", "a.gguf"], "no build of llama.cpp is named: give --llama-cpp OLD --llama-cpp NEW"),
-    (
-        "-k without cases",
-        ["history", "a.gguf", "-k", "a", *["--llama-cpp", "python"] * 2],
-        "-k selects cases of a fitter.toml",
-    ),
-    (
-        "cases and options",
-        ["history", "f.toml", "-c", "8", *["--llama-cpp", "python"] * 2],
-        "the cases in f.toml say what is measured: leave --ctx-size out",
-    ),
-    ("two files", ["history", "f.toml", "--cases", "g.toml"], "f.toml and g.toml are two files with cases: give one"),
-    (
-        "a build that is not there",
-        ["history", "a.gguf", "--llama-cpp", "python", "--llama-cpp", "/no/such"],
-        "llama_cpp '/no/such' is not there",
-    ),
-)
-def test_misuse_is_one_line(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"fitter: error: {sentence}")
+    assert command("history", model, *told[:4], "--llama-cpp", too_old, *told[4:6], "--llama-cpp", told[5]).status == 0

@@ -11,9 +11,9 @@ import pytest
 
 import fitter
 from fitter.api.claim_model import claim_device
-from fitter.model.shapes.catalogue import published_shape
-from fitter.planning.plan.claims import pod_claim
-from tests.support.cases import cases, named_cases
+from fitter.model.shapes import catalogue
+from fitter.planning.plan.pod_claim import pod_claim
+from tests.support.cases import cases
 from tests.support.command import run_fitter
 from tests.support.hub import hub_of
 from tools.measurements import claimed
@@ -160,22 +160,3 @@ def test_names_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         refused = run_fitter("claim", "org/Tiny-GGUF", "--min-tps", "20")
         assert refused.returncode == 2
         assert "has no Q4_K_M: its file types are Q4_0, Q8_0; name one with --quant" in refused.stderr
-
-
-@named_cases(
-    ("a speed of nothing", ("--min-tps", "0"), 2, "give tokens per second above 0"),
-    ("no card is as fast", ("--min-tps", "100000"), 3, "no bandwidth makes 100000 tokens per second"),
-    ("a percentage", ("--min-tps", "5", "--efficiency", "101"), 2, "--efficiency 101 is no percentage of a bandwidth"),
-    ("a card", ("--min-tps", "5", "--gpu", "24GiB"), 2, "for all of the model: leave --gpu out"),
-    ("layers", ("--min-tps", "5", "-ngl", "0"), 2, "for all of the model: leave -ngl out"),
-    ("a plan's option", ("--min-tps", "5", "-cram", "0"), 2, "one load, which has no -cram: leave it out"),
-    ("a percentage alone", ("--efficiency", "55"), 2, "--efficiency belongs to a claim for a device"),
-    ("two types", ("--min-tps", "5", "--quant", "Q8_0"), 2, "has the file type Q4_K_M, and --quant says Q8_0"),
-    ("no limit", ("-cram", "-1", "--gpu", "24GiB"), 3, "-cram -1 has no limit"),
-    ("another program", ("--for", "llama-cpp-python", "--gpu", "24GiB"), 3, "a pod runs llama-server"),
-    ("no room", ("--gpu", "2GiB", "--host-memory", "1GiB"), 1, "does not fit: the host lacks"),
-)
-def test_what_is_refused_in_one_line(words: tuple[str, ...], status: int, message: str) -> None:
-    done = run_fitter("claim", f"{SHAPE}:Q4_K_M", *words)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1), done.stderr
-    assert message in done.stderr

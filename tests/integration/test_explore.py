@@ -27,10 +27,11 @@ import fitter
 from fitter.api.explore import explore_grid, plan_cell
 from fitter.api.explore.explore_grid import explore
 from fitter.api.explore.plan_cell import Task, figures_of
-from fitter.cli import main
 from fitter.errors import LibraryError, UsageError
 from fitter.llama.client import Worker
 from fitter.planning.tables.exploration import Exploration, ExploredCell
+from tests.support.cases import named_cases, refused
+from tests.support.command import Command
 from tests.support.patience import SECONDS, TooLateError, in_time
 from tests.support.ranges import serving
 from tools.models.shapes import write
@@ -262,43 +263,40 @@ def test_a_model_longer_than_a_file_may_be_does_not_end_the_others(model: Path, 
     )
 
 
-def test_one_bad_model_does_not_end_the_others(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_bad_model_does_not_end_the_others(model: Path, tmp_path: Path, command: Command) -> None:
     cut, missing, strange = (tmp_path / f"{name}.gguf" for name in ("cut", "missing", "strange"))
     with model.open("rb") as file:
         cut.write_bytes(file.read(1000))
     write_tiny(strange)
     strange.write_bytes(strange.read_bytes().replace(b"qwen3moe", b"nonesuch"))
     words = ["--gpu", "24GiB", "-c", "4096"]
-    assert main(["explore", *map(str, (cut, model, missing, strange)), *words, "--json"]) == 0
-    cells = json.loads(capsys.readouterr().out)["cells"]
+    cells = command("explore", cut, model, missing, strange, *words, "--json").document["cells"]
     assert [cell["fits"] for cell in cells] == [None, True, None, None]
     assert "cut.gguf" in cells[0]["problem"] and "nonesuch" in cells[3]["problem"]
     assert cells[2]["problem"] == f"{missing}: no such file; check the path of the model"
-    assert main(["explore", str(cut), str(missing), *words]) == 3
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and "cut.gguf" in said.err
+    status, out, err = command("explore", cut, missing, *words)
+    assert (status, out, err.count("\n")) == (3, "", 1) and "cut.gguf" in err
 
 
-def test_a_directory_is_every_model_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_is_every_model_in_it(tmp_path: Path, command: Command) -> None:
     for name in ("a.gguf", "sub/b.gguf"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write_tiny(tmp_path / name)
     words = ["--gpu", "24GB", "-c", "1k", "-ctk", "f16,q8_0", "-ctv", "f16,q8_0"]
-    assert main(["explore", str(tmp_path), *words, "--json"]) == 0
-    cells = json.loads(capsys.readouterr().out)["cells"]
+    cells = command("explore", tmp_path, *words, "--json").document["cells"]
     assert [(cell["model"], cell["type_k"], cell["type_v"], cell["n_ctx"], cell["fits"]) for cell in cells] == [
         (str(tmp_path / name), kind, kind, 1024, True) for name in ("a.gguf", "sub/b.gguf") for kind in ("f16", "q8_0")
     ]
     (tmp_path / "none").mkdir()
-    assert main(["explore", str(tmp_path / "none"), *words]) == 3
-    assert "there is no GGUF file in it" in capsys.readouterr().err
+    status, _, err = command("explore", tmp_path / "none", *words)
+    assert status == 3 and "there is no GGUF file in it" in err
 
 
 SECRET = "s3cr3t"
 
 
 def test_credentials_are_not_shown_and_not_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "served").mkdir()
     write_tiny(tmp_path / "served" / "tiny.gguf")
@@ -307,75 +305,61 @@ def test_credentials_are_not_shown_and_not_kept(
         shown = f"{server.url}/tiny.gguf"
         url = shown.replace("//", f"//me-{SECRET}:{SECRET}@") + f"?token={SECRET}"
         words = ["explore", url, "missing.gguf", "--gpu", "24GiB", "--answer", "fits", "--resume", "cells.jsonl"]
-        said = ""
-        for more in (["-v", "-o", "grid.csv"], ["-o", "grid.parquet"], ["--json", "-o", "grid.json"]):
-            assert main([*words, *more]) == 0
-            document = capsys.readouterr().out
-            said += document
+        options = (["-v", "-o", "grid.csv"], ["-o", "grid.parquet"], ["--json", "-o", "grid.json"])
+        said = [command(*words, *more) for more in options]
         files = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
-        assert SECRET not in said and SECRET.encode() not in files
-        assert json.loads(document)["cells"][0]["model"] == json.loads(document)["answers"][0]["model"] == shown
+        assert [each.status for each in said] == [0, 0, 0]
+        assert SECRET not in "".join(each.out for each in said) and SECRET.encode() not in files
+        document = said[-1].document
+        assert document["cells"][0]["model"] == document["answers"][0]["model"] == shown
         # they were asked for with it
         assert {path for _, path, _ in server.requests} == {f"/tiny.gguf?token={SECRET}"}
-        assert main([*words[:1], url.replace("tiny", "none"), *words[3:]]) == 3
-        assert SECRET not in str(capsys.readouterr())
+        missing = command(*words[:1], url.replace("tiny", "none"), *words[3:])
+        assert missing.status == 3 and SECRET not in missing.out + missing.err
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no machine": ({"machines": []}, "machines (--gpu) is empty, so there is no cell to plan: name one"),
-    "no model": ({"models": []}, "models is empty, so there is no cell to plan: name one"),
-    "no context": ({"n_ctx": []}, "n_ctx is empty, so there is no cell to plan: give a value, or leave it out"),
-    "a keyword that is none": ({"n_cxt": 1}, "explore has no keyword n_cxt: see help(fitter.explore)"),
-    "prices and watts": (
+@named_cases(
+    ("no machine", {"machines": []}, "machines (--gpu) is empty, so there is no cell to plan: name one"),
+    ("no model", {"models": []}, "models is empty, so there is no cell to plan: name one"),
+    ("no context", {"n_ctx": []}, "n_ctx is empty, so there is no cell to plan: give a value, or leave it out"),
+    ("a keyword that is none", {"n_cxt": 1}, "explore has no keyword n_cxt: see help(fitter.explore)"),
+    (
+        "prices and watts",
         {"prices": {"rtx-4090": 1}, "watts": {"rtx-4090": 1}},
         "prices (--price) and watts (--watts) are both given: one of them says what a machine costs",
     ),
-    "jobs": ({"jobs": 0}, "jobs (--jobs) is 0: give a whole number above 0"),
-    "jobs of an executor": (
+    ("jobs", {"jobs": 0}, "jobs (--jobs) is 0: give a whole number above 0"),
+    (
+        "jobs of an executor",
         {"jobs": 2, "executor": ThreadPoolExecutor(1)},
         "jobs (--jobs) are of this machine, and executor plans elsewhere: leave one out",
     ),
-    "a function that is none": ({"on_cell": 7}, "on_cell is 7: give a function"),
-    "an executor that is none": (
-        {"executor": "ray://host:1"},
-        "executor is 'ray://host:1': give a concurrent.futures.Executor",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_makes_no_sense_is_one_line(model: Path, name: str) -> None:
-    given, message = WRONG[name]
-    with pytest.raises(UsageError) as caught:
+    ("a function that is none", {"on_cell": 7}, "on_cell is 7: give a function"),
+    ("an executor that is none", {"executor": "ray://h"}, "executor is 'ray://h': give a concurrent.futures.Executor"),
+)
+def test_what_makes_no_sense_is_one_line(given: dict[str, Any], message: str, model: Path) -> None:
+    with refused(UsageError, message):
         explore(**{"models": model, "machines": "rtx-4090", **given})
-    assert str(caught.value) == message
 
 
-def test_the_command_prints_and_writes_what_was_explored(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_and_writes_what_was_explored(model: Path, tmp_path: Path, command: Command) -> None:
     words = ["explore", str(model), "--gpu", "rtx-3060", "--gpu", "2GiB", "-c", "8192,32768", "--host-memory", "18GiB"]
     output = tmp_path / "grid.csv"
-    assert main([*words, "--json", "-o", str(output)]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = command(*words, "--json", "-o", output).document
     assert [cell["fits"] for cell in document["cells"]] == [True, True, False, False]
     rows = list(csv.DictReader(io.StringIO(output.read_text())))
     assert [row["machine"] for row in rows] == [cell["machine"] for cell in document["cells"]]
     assert rows[0]["arguments"].startswith("-c 8192 ") and rows[3]["arguments"] == ""
     assert [path.name for path in tmp_path.iterdir()] == ["grid.csv"]
-    assert main([*words, "--resume", str(output), "-o", str(output)]) == 2
-    assert capsys.readouterr().err == f"fitter: error: -o {output} is the file of --resume too: name another one\n"
-    assert main([*words, "--answer", "1x context"]) == 2
-    assert "'1x context': it is not understood" in capsys.readouterr().err
-    assert main([*words, "--answer", "8k context at 9999 t/s"]) == 1
-    assert "no machine does 8k context at 9999 t/s" in capsys.readouterr().out
+    status, out, _ = command(*words, "--answer", "8k context at 9999 t/s")
+    assert status == 1 and "no machine does 8k context at 9999 t/s" in out
 
 
-def test_parquet_has_the_rows_of_json(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parquet_has_the_rows_of_json(model: Path, tmp_path: Path, command: Command) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     output = tmp_path / "grid.parquet"
-    assert main(["explore", str(model), "--gpu", "rtx-3060", "-c", "8192", "--json", "-o", str(output)]) == 0
-    (cell,) = json.loads(capsys.readouterr().out)["cells"]
+    said = command("explore", model, "--gpu", "rtx-3060", "-c", "8192", "--json", "-o", output)
+    (cell,) = said.document["cells"]
     (row,) = parquet.read_table(output).to_pylist()
     assert {**row, "arguments": None} == {**cell, "arguments": None}
 

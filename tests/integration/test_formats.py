@@ -7,9 +7,7 @@ ik_llama.cpp a parser by the list of its options.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -35,7 +33,7 @@ from fitter.planning.request.constraints import params_of
 from tests.formats import ik_llama
 from tests.formats import upstream as server
 from tests.support.cases import named_cases
-from tests.support.command import run_fitter
+from tests.support.command import Command, json_of_python, run_fitter
 from tests.support.plans import for_format
 from tools.models import shapes
 from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
@@ -47,6 +45,20 @@ GPUS = parse_gpus(["3x 24GiB"])
 NAMES = tuple(gpu.name for gpu in GPUS)
 PATTERNS = (r"blk\.\d+\.ffn_.*_exps", "^blk.(1|2|13).ffn_(up|gate)_exps.weight$", "exps", "a b'c")
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+DRAWN: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("kv_unified", "offload_kqv", "op_offload", "swa_full", "embeddings"), (False, True)),
+    "type_k": CACHE_TYPES,
+    "type_v": CACHE_TYPES,
+    "flash_attn": ("auto", "on", "off"),
+    "n_ctx": (0, 512, 1000, 131072),
+    "n_gpu_layers": (-1, 0, 1, 33),
+    "n_seq_max": (1, 4),
+    "n_batch": (64, 2048, 4096),
+    "n_ubatch": (64, 512, 1024),
+    "split_mode": ("none", "layer"),
+    "main_gpu": (0, 1, 2),
+}
+"""Values of parameters that are drawn each on their own."""
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
@@ -74,25 +86,12 @@ def plans(draw: st.DrawFn) -> Plan:
     shares = st.lists(st.integers(0, 160).map(lambda quarters: quarters / 4), min_size=len(used), max_size=len(used))
     targets = st.sampled_from(["CPU", *NAMES])
     override = st.builds(TensorBuftOverride, st.sampled_from(PATTERNS), targets)
+    values: dict[str, Any] = {name: draw(st.sampled_from(each)) for name, each in DRAWN.items()}
     params = Params(
-        n_ctx=draw(st.sampled_from([0, 512, 1000, 131072])),
-        n_gpu_layers=draw(st.sampled_from([-1, 0, 1, 33])),
         tensor_split=draw(st.none() | shares.filter(any).map(tuple)),
         tensor_buft_overrides=tuple(draw(st.lists(override, max_size=3))),
-        n_batch=draw(st.sampled_from([64, 2048, 4096])),
-        n_ubatch=draw(st.sampled_from([64, 512, 1024])),
-        n_seq_max=draw(st.sampled_from([1, 4])),
-        kv_unified=draw(st.booleans()),
-        type_k=draw(st.sampled_from(CACHE_TYPES)),
-        type_v=draw(st.sampled_from(CACHE_TYPES)),
-        flash_attn=draw(st.sampled_from(["auto", "on", "off"])),
-        offload_kqv=draw(st.booleans()),
-        op_offload=draw(st.booleans()),
-        swa_full=draw(st.booleans()),
-        embeddings=draw(st.booleans()),
-        split_mode=draw(st.sampled_from(["none", "layer"])),
-        main_gpu=draw(st.integers(0, 2)),
         devices=devices,
+        **values,
     )
     plan = plan_with(params, used)
     return replace(plan, default_devices=draw(st.sampled_from([(), NAMES])) if params.split_mode == "layer" else ())
@@ -102,8 +101,6 @@ SPILLED = plan_with(
     Params(
         n_ctx=32768,
         n_gpu_layers=33,
-        tensor_split=(20.0, 13.0, 0.5),
-        tensor_buft_overrides=tuple(TensorBuftOverride(pattern, "CPU") for pattern in PATTERNS),
         n_batch=4096,
         n_ubatch=1024,
         n_seq_max=4,
@@ -117,6 +114,8 @@ SPILLED = plan_with(
         split_mode="none",
         main_gpu=2,
         devices=NAMES,
+        tensor_split=(20.0, 13.0, 0.5),
+        tensor_buft_overrides=tuple(TensorBuftOverride(pattern, "CPU") for pattern in PATTERNS),
     )
 )
 """Every parameter at another value than llama.cpp's default, but the one that has no environment variable."""
@@ -156,18 +155,15 @@ def variables_of(text: str, directory: Path) -> dict[str, str]:
     """Read an environment file with a shell, and return the variables that it exports."""
     file = directory / "llama.env"
     file.write_text(text + "\n")
-    done = subprocess.run(
-        ["sh", "-c", 'set -a; . "$1"; env -0', "sh", str(file)], capture_output=True, text=True, check=True, env={}
-    )
+    words = ["sh", "-c", 'set -a; . "$1"; env -0', "sh", str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env={})
     variables = dict(pair.split("=", 1) for pair in done.stdout.split("\0") if pair)
     return {name: value for name, value in variables.items() if name.startswith(("LLAMA_ARG_", "MTMD_"))}
 
 
 def test_the_plans_here_have_every_parameter() -> None:
-    default = Params()
-    same = {
-        field.name for field in fields(Params) if getattr(SPILLED.params, field.name) == getattr(default, field.name)
-    }
+    default, spilled = Params(), SPILLED.params
+    same = {field.name for field in fields(Params) if getattr(spilled, field.name) == getattr(default, field.name)}
     # what shares the memory has tests of its own, and the pinned llama.cpp has no cache of experts
     assert same == {"moe_cache_size", "op_offload", "load_mtp", "ctx_type", "n_rs_seq", "n_outputs_max", "lora", "more"}
 
@@ -238,12 +234,10 @@ def test_python_passes_every_parameter(plan: Plan) -> None:
     margins = {"margin": kwargs.pop("margin", []), "host_margin": kwargs.pop("host_margin")}
     devices = tuple(kwargs.pop("devices"))
     assert margins == {"margin": [1 << 30] * len(plan.breakdown.devices), "host_margin": 0}
-    assert params_of(devices if devices != ("none",) else (), **kwargs) == replace(
-        plan.params,
-        n_ctx=plan.breakdown.n_ctx,
-        devices=plan.breakdown.devices,
-        tensor_buft_overrides=said(plan).tensor_buft_overrides,
-    )
+    overrides = said(plan).tensor_buft_overrides
+    expected = replace(plan.params, n_ctx=plan.breakdown.n_ctx, devices=plan.breakdown.devices)
+    passed = params_of(devices if devices != ("none",) else (), **kwargs)
+    assert passed == replace(expected, tensor_buft_overrides=overrides)
 
 
 def called(script: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -409,64 +403,41 @@ print(json.dumps({"rows": wire.encode(real), "tokens": text["usage"]["completion
 """
 
 
+QUANTIZED = {"n_ctx": 512, "type_k": "q8_0", "type_v": "q8_0", "n_ubatch": 128}
+OVERRIDDEN = {"n_ctx": 512, "override_tensor": ["exps=CPU"], "op_offload": False}
+FOUR = {"n_ctx": 1024, "n_seq_max": 4, "offload_kqv": False}
+
+
 @named_cases(
-    ("Llama", (TINY_DENSE, {"n_ctx": 512, "type_k": "q8_0", "type_v": "q8_0", "n_ubatch": 128})),
-    ("overrides", (TINY_MOE, {"n_ctx": 512, "override_tensor": ["exps=CPU"], "op_offload": False})),
-    ("four sequences", (TINY_MOE, {"n_ctx": 1024, "n_seq_max": 4, "offload_kqv": False})),
+    ("Llama", TINY_DENSE, "-c 512 -ctk q8_0 -ctv q8_0 -ub 128", QUANTIZED),
+    ("overrides", TINY_MOE, "-c 512 -ot exps=CPU --no-op-offload", OVERRIDDEN),
+    ("four sequences", TINY_MOE, "-c 1024 -np 4 -nkvo", FOUR),
 )
-def test_the_script_loads_what_was_measured(case: tuple[Any, dict[str, Any]], tmp_path: Path) -> None:
-    shape, options = case
+def test_the_script_loads_what_was_measured(shape: Any, words: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "tiny.gguf", shape)
-    command = [str(model), "--format", "python"]
-    words = {"n_ctx": "-c", "type_k": "-ctk", "type_v": "-ctv", "n_ubatch": "-ub", "n_seq_max": "-np"}
-    for name, value in options.items():
-        if name == "override_tensor":
-            command += ["-ot", ",".join(value)]
-        elif value is False:
-            command.append({"op_offload": "--no-op-offload", "offload_kqv": "-nkvo"}[name])
-        else:
-            command += [words[name], str(value)]
-    done = run_fitter(*command)
+    done = run_fitter(model, "--format", "python", *words.split())
     assert done.returncode == 0, done.stderr
     plan = fitter.fit(model, **options)
 
     # without mmap host weights are allocated, as they are when they are measured
-    place, option = (
-        ("    n_ctx=", "    use_mmap=False,\n    n_ctx=")
-        if "llama_cpp" in done.stdout
-        else ("load(", "load(use_mmap=False")
-    )
+    is_own = "llama_cpp" in done.stdout
+    place, option = ("    n_ctx=", "    use_mmap=False,\n    n_ctx=") if is_own else ("load(", "load(use_mmap=False")
     script = done.stdout.replace(place, option)
-    ran = subprocess.run(
-        [sys.executable, "-c", script + CHECK], cwd=os.sep, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    answer = json.loads(ran.stdout.splitlines()[-1])
+    answer = json_of_python(script + CHECK)
     assert answer["tokens"] > 0
-    assert answer["n_seq_max"] == options.get("n_seq_max", 1)
-    assert answer["n_ctx"] == options["n_ctx"]
+    assert (answer["n_seq_max"], answer["n_ctx"]) == (options.get("n_seq_max", 1), options["n_ctx"])
     real = wire.decode(Breakdown, answer["rows"])
     assert {row.buffer_type: row for row in real.rows} == {row.buffer_type: row for row in plan.breakdown.rows}
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_command_writes_what_the_plan_says(name: str, tmp_path: Path) -> None:
-    model = write_tiny(tmp_path / "tiny.gguf")
+def test_the_command_writes_what_the_plan_says(name: str, tiny: Path, command: Command) -> None:
     program = "llama-server" if name in ("kubernetes", "llmkube") else name if name in PROGRAMS else "any"
-    words = (str(model), "--gpu", "cuda:8.9:1200MiB", "-c", "512", "--for", program)
-    done = run_fitter(*words, "--format", name)
-    assert done.returncode == 0, done.stderr
-    plan = fitter.fit(model, gpus=["cuda:8.9:1200MiB"], n_ctx=512, program=program)
+    words = (tiny, "--gpu", "cuda:8.9:1200MiB", "-c", "512", "--for", program)
+    done = command(*words, "--format", name)
+    plan = fitter.fit(tiny, gpus=["cuda:8.9:1200MiB"], n_ctx=512, program=program)
     if name == "json":
-        document = json.loads(done.stdout)
-        assert document == {**plan.to_dict(), "search": document["search"]}
-        assert run_fitter(*words, "--json", "--format", "json").returncode == 0
+        assert done.document == {**plan.to_dict(), "search": done.document["search"]}
+        assert command(*words, "--json", "--format", "json").status == 0
     else:
-        assert done.stdout == plan.format(name) + "\n"
-
-
-def test_json_and_another_format_are_one_too_many(tmp_path: Path) -> None:
-    model = write_tiny(tmp_path / "tiny.gguf")
-    done = run_fitter(str(model), "--json", "--format", "ini")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "fitter: error: --json means --format json, but --format ini is given too: leave one out\n"
+        assert (done.status, done.out) == (0, plan.format(name) + "\n")

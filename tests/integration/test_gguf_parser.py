@@ -132,15 +132,6 @@ def test_the_table() -> None:
     assert [line.split()[:2] for line in done.stdout.splitlines()[1:]] == [["0", "no"], ["20", "no"], ["29", "yes"]]
 
 
-@cases(
-    (["-c", "many"], "--ctx-size: 'many' is not a whole number"),
-    (["--ts", "a"], "--tensor-split: 'a' is not a list of numbers such as 3,1"),
-)
-def test_a_wrong_value_is_named(words: list[str], message: str) -> None:
-    done = run_fitter("gguf-parser", "-m", MODEL, *words)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"fitter: error: {message}\n")
-
-
 def placements() -> list[dict[str, str]]:
     """Where GPUStack placed models, by whose answer."""
     path = Path(__file__).parents[1] / "data" / "gpustack" / "placements.csv"
@@ -164,20 +155,6 @@ def test_what_is_stored_of_them_is_what_llama_cpp_takes(model: str) -> None:
     for name in ("fitter", "gguf_parser"):
         (found,) = items("-m", f"shape://{model}:Q4_K_M", *words, row[f"{name}_layers"])
         assert found["vrams"][0]["uma"] >> 20 == int(row[f"{name}_used_mib"])
-
-
-@named_cases(
-    ("no model", [], 2, "no model is named: give --path, --url, or --hf-repo with --hf-file"),
-    ("a file of no repository", ["--hf-file", "a.gguf"], 2, "without --hf-repo: name the repository"),
-    ("no such file", ["-m", "there/is/no.gguf"], 3, "no such file"),
-    ("a footprint", ["-m", "a.gguf", "--platform-footprint", "1"], 2, "give MiB of the host and of a device"),
-    ("a type", ["-m", "a.gguf", "--ctk", "q9"], 2, "q9"),
-    ("an option", ["-m", "a.gguf", "--no-such"], 2, "--no-such"),
-)
-def test_wrong_input_is_one_line(words: list[str], status: int, message: str) -> None:
-    done = run_fitter("gguf-parser", *words)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 ON_MODEL_SCOPE = {

@@ -16,6 +16,7 @@ import pytest
 
 import fitter
 from fitter.cli import main
+from fitter.storage.data_files import parse_toml
 from tests.support.cases import cases, named_cases
 from tests.support.hub import hub_of
 from tests.support.ranges import serving
@@ -25,27 +26,9 @@ from tools.models.tiny_projector import write_projector
 
 MIB = 1 << 20
 IMMUTABLE = ["--skip-tokenizer", "--skip-metadata", "--json"]  # 560 to 562
-DEFAULTS = {
-    "parallel-size": "4",  # 227
-    "platform-footprint": "150,500",  # 228
-    "ctx-size": "8192",  # 233
-    "mmap": "false",  # 241
-    "no-kv-offload": "false",  # 242
-    "max-projected-cache": "10",  # 246
-    "swa-full": "false",  # 247
-    "image-autoencoder-tiling": "true",  # 249
-    "image-free-compute-memory-immediately": "false",  # 251
-    "image-no-autoencoder-offload": "false",  # 253
-    "image-no-conditioner-offload": "false",  # 254
-    "image-no-control-net-offload": "false",  # 255
-    "cache-expiration": "0",  # 258
-    "skip-cache": "false",  # 259
-    "skip-dns-cache": "false",  # 260
-    "skip-proxy": "false",  # 261
-    "skip-range-download-detect": "false",  # 262
-    "skip-tls-verify": "false",  # 263
-}
-"""What it writes where a user sets nothing: argparse gives every ``store_true`` a value."""
+CALLS: dict[str, dict[str, list[Any]]] = parse_toml(
+    (Path(__file__).parents[1] / "data" / "gpustack" / "parameters.toml").read_text("utf-8")
+)
 MEASURED: dict[str, Any] = {"program": "llama-server", "n_seq_max": 4, "load_mode": "none", "n_ctx": 8192}
 
 
@@ -73,7 +56,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(*own: str, offload: str = "full", split: str = "no split") -> list[str]:
     """What GPUStack runs, without the source, for a user's parameters in its own order."""
-    words = {**DEFAULTS, **dict(word.split("=", 1) for word in own)}
+    words = {name: value for name, (_, value) in CALLS["defaults"].items()}
+    words |= dict(word.split("=", 1) for word in own)
     mutable = [f"--{name}={value}" for name, value in words.items()]
     return [*IMMUTABLE, *mutable, "--cache-path", "/nowhere", *OFFLOADS[offload][1], *SPLITS[split][1]]  # 572
 
@@ -97,51 +81,7 @@ def measured(path: Path, keywords: str) -> tuple[int, int]:
     return load.on("CUDA0").used, load.host.used
 
 
-# LINE, a user's parameter, and what it changes in llama.cpp's measurement.
-@named_cases(
-    ("flash attention", 225, "flash-attention=true", {"flash_attn": "on"}),
-    ("no flash attention", 225, "flash-attention=false", {"flash_attn": "off"}),
-    ("main GPU", 226, "main-gpu=1", {}),
-    ("slots", 227, "parallel-size=2", {"n_seq_max": 2}),
-    ("footprint", 228, "platform-footprint=150,700", {}),
-    ("batch", 230, "batch-size=256", {"n_batch": 256}),
-    ("type of keys", 231, "cache-type-k=q8_0", {"type_k": "q8_0"}),
-    ("type of values", 232, "cache-type-v=q8_0", {"type_v": "q8_0"}),
-    ("context", 233, "ctx-size=4096", {"n_ctx": 4096}),
-    ("base of RoPE", 234, "rope-freq-base=10000.0", {}),
-    ("scale of RoPE's frequency", 235, "rope-freq-scale=0.5", {}),
-    ("scale of RoPE", 236, "rope-scale=2.0", {}),
-    ("scaling of RoPE", 237, "rope-scaling=yarn", {}),
-    ("first context of YaRN", 238, "yarn-orig-ctx=4096", {}),
-    ("override to the host", 239, r"override-tensor=ffn_.*=CPU", {"override_tensor": ["ffn_.*=CPU"]}),
-    ("override to another card", 239, "override-tensor=ffn_up=CUDA1", {"override_tensor": ["ffn_up=CUDA0"]}),
-    ("layers of a draft", 240, "gpu-layers-draft=3", {}),
-    ("mapped", 241, "mmap=true", {"load_mode": "mmap"}),
-    ("caches on the host", 242, "no-kv-offload=true", {"offload_kqv": False}),
-    ("split by layer", 243, "split-mode=layer", {}),
-    ("split by row", 243, "split-mode=row", {}),
-    ("split by tensor", 243, "split-mode=tensor", {}),
-    ("no split", 243, "split-mode=none", {}),
-    ("micro batch", 244, "ubatch-size=256", {"n_ubatch": 256}),
-    ("image", 245, "visual-max-image-size=1344", {}),
-    ("cache of images", 246, "max-projected-cache=5", {}),
-    ("whole windows", 247, "swa-full=true", {"swa_full": True}),
-    ("no tiles", 249, "image-autoencoder-tiling=false", {}),
-    ("images at once", 250, "image-batch-count=2", {}),
-    ("free memory at once", 251, "image-free-compute-memory-immediately=true", {}),
-    ("height", 252, "image-height=768", {}),
-    ("autoencoder on the host", 253, "image-no-autoencoder-offload=true", {}),
-    ("conditioner on the host", 254, "image-no-conditioner-offload=true", {}),
-    ("control net on the host", 255, "image-no-control-net-offload=true", {}),
-    ("width", 256, "image-width=768", {}),
-    ("age of the cache", 258, "cache-expiration=1h", {}),
-    ("no cache", 259, "skip-cache=true", {}),
-    ("no cache of names", 260, "skip-dns-cache=true", {}),
-    ("no proxy", 261, "skip-proxy=true", {}),
-    ("no question for ranges", 262, "skip-range-download-detect=true", {}),
-    ("no check of TLS", 263, "skip-tls-verify=true", {}),
-    ("header", 264, "header=X-Team: a, b", {}),
-)
+@named_cases(*((name, *row) for name, row in CALLS["parameters"].items()))
 def test_a_users_parameter(line: int, word: str, changes: dict[str, Any], model: Path, answer: Any) -> None:
     document = answer(*command(word), "--path", model)
     (row,) = document["estimate"]["items"]
@@ -215,46 +155,6 @@ def test_a_card_that_is_not_there_is_said(model: Path, capsys: pytest.CaptureFix
         "layer",
         "fitter: warning: there is no CUDA1: what --override-tensor puts there counts on the last device",
     ]
-
-
-REFUSED: dict[str, tuple[list[str], str]] = {
-    "values without flash attention": (
-        ["--cache-type-v=q8_0", "--flash-attention=false"],
-        "quantized V cache requires flash_attn to be enabled",
-    ),
-    "no such card": (
-        ["--main-gpu=2", "--tensor-split", "1,1"],
-        "--main-gpu is 2: give the number of a share of --tensor-split, from 0 on",
-    ),
-    "a server without a share": (
-        ["--tensor-split", "1", "--rpc", "a:1,b:1"],
-        "--rpc names 2 servers: give each of them a share in --tensor-split",
-    ),
-    "more shares than cards": (
-        ["--gpu", "2x rtx-4060", "--tensor-split", "1,1,1"],
-        "--gpu names 2 cards, and --tensor-split 3: name one for all, or one for each",
-    ),
-    "no such type": (["--override-tensor=ffn=FOO"], "unknown buffer type 'FOO'; there are: CUDA0, CPU"),
-    "a header": (["--header=secret"], "--header or a token cannot be sent: give a header as 'Name: value', in ASCII"),
-    "a token": (
-        ["--lora-url=http://a/b.gguf", "--token=a\nb"],
-        "--header or a token cannot be sent: give a header as 'Name: value', in ASCII",
-    ),
-    "the header of the file": (["--raw"], "--raw prints the header of a file: use fitter inspect --json"),
-    "a model of Ollama's": (["--ol-model=gemma2"], "--ol-model names no file: give the model's file with --path"),
-    "an adapter of no repository": (
-        ["--ms-lora-file=a.gguf"],
-        "--ms-lora-file is given without --ms-repo: name the repository",
-    ),
-}
-
-
-@cases(REFUSED)
-def test_what_is_refused(words: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gguf-parser", "--path", str(model), "--ctx-size=512", *words]) in (2, 3)
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
-    assert said.err.endswith(f"{message}\n") and "secret" not in said.err
 
 
 def test_a_card_stands_for_every_share(model: Path, answer: Any) -> None:

@@ -32,60 +32,10 @@ from fitter.llama.types import DeviceInfo, Params, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from fitter.parameters.targets import FORMATS
 from fitter.regression import measuring
+from tests.support.attacks import ATTACKS
+from tests.support.cases import cases
 from tests.support.command import run_fitter
 
-ATTACKS = (
-    "\x1b]0;owned\x07",  # the window's title
-    "\x1b]52;c;cm0gLXJmIH4K\x07",  # the clipboard
-    "\x1b]8;;https://evil.example\x1b\\click\x1b]8;;\x1b\\",
-    "\x1b[2J\x1b[H",
-    "\x1b[1A\x1b[2Kfits",
-    "\x1bP+q544e\x1b\\",
-    "\x1b[31m[red]",
-    "\x9b31m",
-    "\x9d0;owned\x9c",
-    "\x07\x07\x07",
-    "good\rbad",
-    "good\nbad",
-    "a\x0bb\x0cc",
-    "a\x85b\u2028c\u2029d",
-    "abc\b\b\bxyz",
-    "\x7f\x7f",
-    "\x01\x02\x0e\x0f",
-    "\u202egpj.fugg",
-    "\u2066hidden\u2069",
-    "\u200fa\u200eb\u061cc",
-    "ze\u200bro\u2060wi\ufeffdth",
-    "\u00adsoft",
-    "\U000e0041\U000e0042",
-    "\ue000private\U0010fffd",
-    "\ufffe\uffff",
-    "::error::owned",
-    "::error file=a.py,line=1::owned",
-    "x\n::error::owned",
-    "x\r\n::set-output name=a::b",
-    "   ::warning::owned",
-    "##[error]owned",
-    "##[add-mask]a",
-    "##vso[task.setvariable variable=a]b",
-    "::stop-commands::a\n",
-    "%0A::error::owned",
-    "@octocat",
-    "@org/team please look",
-    "fixes #1, GH-1 and octo/repo#2",
-    "[click](javascript:alert(1))",
-    "![](https://evil.example/a.png)",
-    "<img src=x onerror=alert(1)>",
-    "https://evil.example www.evil.example a@evil.example",
-    "| a | b |\n| --- | --- |",
-    "`` ` ``` **bold** _it_ ~~no~~",
-    "```\n@octocat\n```",
-    "[bold red]red[/]",
-    "[/foo] [link=https://evil.example]x[/link] :smile:",
-    "$(touch owned) `touch owned` ; touch owned",
-    "' ; touch owned ; '\" && touch owned \"\\",
-    "x" * 117 + " ::error::folded " + "::error::" * 40,
-)
 NAMES = [*ATTACKS, *(f"{'x' * 119}{attack} {attack}" for attack in ATTACKS)]
 """Each attack alone, and twice behind a text that reaches the column where a line is folded."""
 
@@ -96,10 +46,10 @@ METADATA: dict[str, Value] = {
     ".feed_forward_length": 64,
     ".attention.head_count": 2,
     ".attention.head_count_kv": 2,
+    ".vocab_size": 32,
     ".attention.key_length": 32,
     ".attention.value_length": 32,
     ".attention.layer_norm_rms_epsilon": 1e-6,
-    ".vocab_size": 32,
 }
 TENSORS = (
     *(Tensor(f"{name}.weight", (64, 32), "f16") for name in ("token_embd", "output")),
@@ -239,13 +189,9 @@ class _Recorder:
         return lambda path, **_: self._into.append(path)
 
 
-@pytest.mark.parametrize(
-    ("words", "status"), [(("-v",), 0), (("--host-memory", "1MiB"), 1), (("-ot", "a\x1b=CPU"), 3)], ids=str
-)
-def test_fit_verbosely_too_large_and_with_an_odd_pattern(
-    models: list[Path], run: Run, words: Sequence[str], status: int
-) -> None:
-    assert {run(path, *GPU, *words)[0] for path in models[::10]} == {status}
+@cases(("-v", 0), ("--host-memory 1MiB", 1), ("-ot a\x1b=CPU", 3))
+def test_fit_verbosely_too_large_and_with_an_odd_pattern(words: str, status: int, models: list[Path], run: Run) -> None:
+    assert {run(path, *GPU, *words.split(" "))[0] for path in models[::10]} == {status}
 
 
 def test_inspect(models: list[Path], run: Run) -> None:

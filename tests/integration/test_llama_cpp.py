@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -302,21 +301,6 @@ def test_other_calls_take_it_too(model: Path) -> None:
     assert fitter.devices(llama_cpp=server)[1].total > 0
     for words in (("inspect", str(model)), ("devices",)):
         assert run_fitter(*words, "--llama-cpp", str(directory / "llama-server")).returncode == 0
-
-
-@named_cases(
-    ("not there", "no/such/place", "llama_cpp 'no/such/place' is not there: give python, a directory"),
-    ("empty", "", "an empty text: give python, a directory or a llama-server"),
-    ("a directory without one", "tests", "there is no libllama.so in tests: name another llama.cpp"),
-    ("a program without one", sys.executable, "is not linked to libllama, so llama.cpp is built into it or missing"),
-    ("no program", "README.md", "README.md is not a program that is linked to libllama (a script?)"),
-)
-def test_a_place_that_is_none(where: str, message: str, model: Path) -> None:
-    done = run_fitter(str(model), *GPU, "--llama-cpp", where)
-    assert done.returncode in (2, 3)
-    (line,) = done.stderr.splitlines()
-    assert message in line
-    assert done.stdout == ""
 
 
 # ---- the devices in programs of llama.cpp's, which nothing configures

@@ -30,33 +30,31 @@ from fitter.planning.plan.plan import Plan
 from fitter.programs import facts as program_facts
 from fitter.programs.later import Later
 from fitter.regression import check_cases
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases, named_cases, refused
 from tests.support.command import run_fitter
 from tests.support.plans import GIB, MIB
-from tools.models import shapes
-from tools.models.shapes import write_shape
-from tools.models.tiny import write_tiny
-from tools.models.tiny_kinds import write_bert, write_hybrid, write_swa
+from tools import shapes
+from tools.tiny import TINY_MOE
+from tools.tiny_kinds import write_bert, write_hybrid, write_swa
 
 SERVER, CLI, PYTHON, BENCH = [*PROGRAMS][:4]
 pytestmark = pytest.mark.usefixtures("one_worker")
 
 ANY = "any"
-CHECKPOINTED = ("swa", "hybrid")
 
-SHAPES = {"llama-3.1-8b": shapes.SHAPES["llama-3.1-8b"], "gemma3-12b": shapes.SHAPES["gemma3-12b"]}
+MODELS = {
+    **{name: shapes.SHAPES[name] for name in ("llama-3.1-8b", "gemma3-12b")},
+    "tiny": TINY_MOE,
+    "swa": write_swa,
+    "hybrid": write_hybrid,
+}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(models: dict[str, Path], directory: Path) -> Path:
     """Headers of real shapes, and small models that run."""
-    found = tmp_path_factory.mktemp("models")
-    for name, shape in SHAPES.items():
-        write_shape(shape, found / f"{name}.gguf", vocab=False)
-    write_tiny(found / "tiny.gguf")
-    write_swa(found / "swa.gguf")
-    write_hybrid(found / "hybrid.gguf")
-    return found
+    assert {path.stem for path in directory.iterdir()} == models.keys()
+    return directory
 
 
 def command(*words: Any, program: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -76,13 +74,8 @@ LINES: dict[str, tuple[tuple[str, ...], str | None, str, str]] = {
     "one slot": (("-np", "1"), None, ONE, SERVER),
     "slots, each with its cache": (("-np", "4"), None, FOUR.replace("-kvu ", ""), SERVER),
     **{f"for {name}": (("--for", name), None, ONE, name) for name in (CLI, PYTHON, BENCH, ANY)},
-    "for a program that keeps windows whole": (
-        ("--for", "ik_llama"),
-        None,
-        ONE.replace("-np", "--swa-full -np"),
-        "ik_llama",
-    ),
-    "for a program with a batch of its own": (("--for", "ollama"), None, ONE.replace("-np", "-b 512 -np"), "ollama"),
+    "windows are kept whole": (("--for", "ik_llama"), None, ONE.replace("-np", "--swa-full -np"), "ik_llama"),
+    "a batch of its own": (("--for", "ollama"), None, ONE.replace("-np", "-b 512 -np"), "ollama"),
 }
 
 
@@ -100,32 +93,6 @@ def test_a_plan_for_python_is_for_llama_cpp_python(folder: Path) -> None:
     words = (folder / "llama-3.1-8b.gguf", "--gpu", "24GiB", "-c", "4096")
     assert 'program="llama-cpp-python"' in command(*words, "--format", "python").stdout
     assert fitter.fit(words[0], gpus="24GiB", n_ctx=4096).program == "any", "as the environment of these tests says"
-
-
-@named_cases(
-    (
-        "reranking with llama-cli",
-        ("--for", "llama-cli", "--rerank"),
-        None,
-        "--reranking is an option of llama-server, but the plan is for llama-cli: leave one of the two out",
-    ),
-    (
-        "texts and a draft model",
-        ("--embedding", "-md", "d.gguf"),
-        None,
-        "--embedding is for texts that are only read, and -md drafts tokens: leave one of them out",
-    ),
-    (
-        "a cache without a limit on a host that has one",
-        ("-cram", "-1", "--host-memory", "8GiB"),
-        None,
-        "-cram -1 has no limit, so no plan has room for it: give the MiB that it may take",
-    ),
-)
-def test_bad_input(words: tuple[str, ...], program: str | None, message: str, folder: Path) -> None:
-    said = command(folder / "llama-3.1-8b.gguf", "--gpu", "24GiB", "-c", "4096", *words, program=program)
-    assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr.replace(" (see fitter fit --help)", "") == f"fitter: error: {message}\n"
 
 
 # --- outputs
@@ -265,17 +232,11 @@ def test_the_longest_input_that_costs_little_time(free: str, n_ctx: int) -> None
     ("room for less", "llama-3.1-8b", {"host_memory": "4GiB"}, "-cram 2764", True),
     ("room for nothing", "llama-3.1-8b", {"host_memory": "1332MiB"}, "-cram 0", True),
     ("a cache that is set", "llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 512}, "-cram 512", True),
-    ("a cache that has no room", "llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 2765}, "-cram 2765", False),
+    ("a cache that has no room", "llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 2765}, "", False),
     ("no limit", "llama-3.1-8b", {"cache_ram": -1}, "-cram -1", True),
     ("checkpoints", "gemma3-12b", {}, "", True),
     ("room for some", "gemma3-12b", {"host_memory": "8GiB"}, "-cram 3788 -ctxcp 2", True),
-    (
-        "more than there is room for",
-        "gemma3-12b",
-        {"host_memory": "8GiB", "ctx_checkpoints": 8},
-        "-cram 0 -ctxcp 8",
-        False,
-    ),
+    ("more than there is room for", "gemma3-12b", {"host_memory": "8GiB", "ctx_checkpoints": 8}, "", False),
     ("a full window is rolled back", "gemma3-12b", {"host_memory": "12GiB", "swa_full": True}, "", True),
 )
 def test_host_memory_is_planned_with_what_comes_later(
@@ -287,12 +248,9 @@ def test_host_memory_is_planned_with_what_comes_later(
     assert plan.fits == fits
     assert plan.host.later == sum(later.bytes or 0 for later in plan.later)
     assert plan.to_dict()["host"]["later"] == plan.host.later
-    if fits:
-        limits = [" ".join(pair) for pair in itertools.pairwise(said.split()) if pair[0] in ("-cram", "-ctxcp")]
-        assert " ".join(limits) == expected
-    else:
-        [problem] = plan.problems
-        assert problem.device == "host"
+    limits = [" ".join(pair) for pair in itertools.pairwise(said.split()) if pair[0] in ("-cram", "-ctxcp")]
+    assert " ".join(limits) == expected
+    assert [problem.device for problem in plan.problems] == ([] if fits else ["host"])
     if plan.host.left is not None:
         assert (plan.host.left >= plan.host.margin) == fits
 
@@ -352,16 +310,15 @@ def test_what_is_kept_gets_less_where_the_user_sets_the_context(folder: Path) ->
 
 
 def test_what_is_kept_has_the_size_that_llama_cpp_gives_it(folder: Path) -> None:
-    plan = fitter.fit(folder / "llama-3.1-8b.gguf", gpus="24GiB", n_ctx=8192, program=SERVER)
+    words: dict[str, Any] = {"gpus": "24GiB", "n_ctx": 8192, "program": SERVER}
+    plan = fitter.fit(folder / "llama-3.1-8b.gguf", **words)
     cache, idle, logits = plan.later
     a_cell = 2 * 32 * 8 * 128 * 2
     assert (cache.kind, cache.bytes) == ("prompt cache", 8 * GIB)
     assert 8192 * a_cell < cache.each < 8192 * (a_cell + 32), "the rows of every token, and a little beside them"
     assert cache.count == 8 * GIB // cache.each
     assert (idle.kind, idle.bytes, idle.each, idle.count) == ("idle slots", 0, cache.each, 4)
-    other = fitter.fit(
-        folder / "llama-3.1-8b.gguf", gpus="24GiB", n_ctx=8192, program=SERVER, cache_idle_slots=False, type_k="q8_0"
-    )
+    other = fitter.fit(folder / "llama-3.1-8b.gguf", **words, cache_idle_slots=False, type_k="q8_0")
     assert [later.kind for later in other.later] == ["prompt cache", "logits"]
     assert other.later[0].each < cache.each
     row = 4 * 128256
@@ -398,50 +355,34 @@ def test_the_table_says_what_is_smaller_and_why(folder: Path) -> None:
     assert "reduced" not in given.stderr
 
 
-MUCH_LATER: dict[str, tuple[str, dict[str, Any], str]] = {
-    "checkpoints of four slots": (
-        "gemma3-12b",
-        {"program": SERVER},
-        "40.0 GiB of checkpoints of 4 slots (32 each), 8.0 GiB of prompt cache, 4.0 MiB of logits: less with a smaller "
-        "-ctxcp, -np or -cram",
-    ),
-    "of one": (
-        "gemma3-12b",
-        {"program": SERVER, "n_seq_max": 1, "cache_ram": 0},
-        "10.0 GiB of checkpoints of 1 slot (32 each), 1.0 MiB of logits: less with a smaller -ctxcp",
-    ),
-    "a prompt cache alone": ("llama-3.1-8b", {"program": SERVER}, ""),
-    "logits of every token": (
-        "gemma3-12b",
-        {"program": PYTHON, "logits_all": True},
-        "2.0 GiB of logits: less with a smaller -b",
-    ),
-    "outputs of an embedder": (
-        "llama-3.1-8b",
-        {"program": SERVER, "embedding": True, "pooling_type": "mean"},
-        "4.0 GiB of logits: less with a smaller -c",
-    ),
-    "outputs of an embedder with the user's batch": (
-        "llama-3.1-8b",
-        {"program": SERVER, "embedding": True, "n_batch": 8192, "n_ubatch": 8192},
-        "4.0 GiB of logits: less with a smaller -b",
-    ),
-}
+FOUR_SLOTS = "40.0 GiB of checkpoints of 4 slots (32 each), 8.0 GiB of prompt cache, 4.0 MiB of logits"
+ONE_SLOT = "10.0 GiB of checkpoints of 1 slot (32 each), 1.0 MiB of logits"
+EMBEDDER = {"embedding": True, "pooling_type": "mean"}
+OWN_BATCH = {"embedding": True, "n_batch": 8192, "n_ubatch": 8192}
 
 
-@cases(MUCH_LATER)
-def test_what_takes_much_memory_later_is_named(name: str, words: dict[str, Any], said: str, folder: Path) -> None:
-    plan = fitter.fit(folder / f"{name}.gguf", gpus="48GiB", n_ctx=8192, **words)
+@named_cases(
+    ("checkpoints of four slots", "gemma3-12b", {}, FOUR_SLOTS, "-ctxcp, -np or -cram"),
+    ("checkpoints of one", "gemma3-12b", {"n_seq_max": 1, "cache_ram": 0}, ONE_SLOT, "-ctxcp"),
+    ("a prompt cache alone", "llama-3.1-8b", {}, "", ""),
+    ("logits of every token", "gemma3-12b", {"program": PYTHON, "logits_all": True}, "2.0 GiB of logits", "-b"),
+    ("outputs of an embedder", "llama-3.1-8b", EMBEDDER, "4.0 GiB of logits", "-c"),
+    ("outputs of an embedder with the user's batch", "llama-3.1-8b", OWN_BATCH, "4.0 GiB of logits", "-b"),
+)
+def test_what_takes_much_memory_later_is_named(
+    name: str, words: dict[str, Any], said: str, options: str, folder: Path
+) -> None:
+    words = {"gpus": "48GiB", "n_ctx": 8192, "program": SERVER, **words}
+    plan = fitter.fit(folder / f"{name}.gguf", **words)
     assert plan.fits
-    found = dict(facts(plan)).get("later", "")
-    assert found == (f"in host memory while it runs, up to {said}" if said else "")
-    for option in re.findall(r"-[a-z]+", found.rpartition("smaller")[2]):
+    sentence = f"in host memory while it runs, up to {said}: less with a smaller {options}"
+    assert dict(facts(plan)).get("later") == (sentence if said else None)
+    for option in re.findall(r"-[a-z]+", options):
         # what it names makes it less
         [key] = [each.name for each in PARAMETERS.values() if option in each.options]
         value = {"-c": 4096, "-np": 2, "-b": 1024, "-ctxcp": 4, "-cram": 100}[option]
-        assert fitter.fit(folder / f"{name}.gguf", gpus="48GiB", **{"n_ctx": 8192, **words, key: value}).host.later < (
-            plan.host.later - MIB
-        )
+        less = fitter.fit(folder / f"{name}.gguf", **{**words, key: value})
+        assert less.host.later < plan.host.later - MIB
 
 
 def test_what_is_set_and_has_no_room_is_said(folder: Path) -> None:
@@ -489,13 +430,10 @@ def generated(llm: llama_cpp.Llama, **how: Any) -> list[int]:
     return list(itertools.islice(llm.generate(tokens, **how), 24))
 
 
-TEXTS = ["tiny", *CHECKPOINTED]
-ONE_OUTPUT = [(name, {}) for name in TEXTS]
-EVERY_LOGIT = [("tiny", {"logits_all": True}), ("swa", {"logits_all": True})]
-DRAFTING = [("tiny", {"drafts": True})]
+TEXTS = ["tiny", "swa", "hybrid"]
 
 
-@pytest.mark.parametrize("pair", ONE_OUTPUT, indirect=True, ids=TEXTS)
+@pytest.mark.parametrize("pair", [(name, {}) for name in TEXTS], indirect=True, ids=TEXTS)
 def test_one_output_says_the_same_tokens(pair: tuple[fitter.Llama, llama_cpp.Llama]) -> None:
     ours, theirs = pair
     assert (ours.plan.program, ours.plan.params.n_outputs_max) == (PYTHON, 1)
@@ -510,7 +448,7 @@ def test_one_output_says_the_same_tokens(pair: tuple[fitter.Llama, llama_cpp.Lla
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("pair", EVERY_LOGIT, indirect=True, ids=["tiny", "swa"])
+@pytest.mark.parametrize("pair", [(name, {"logits_all": True}) for name in TEXTS[:2]], indirect=True, ids=TEXTS[:2])
 def test_every_logit_is_the_same(pair: tuple[fitter.Llama, llama_cpp.Llama]) -> None:
     ours, theirs = pair
     assert ours.plan.params.n_outputs_max == 0
@@ -526,7 +464,7 @@ def test_every_logit_is_the_same(pair: tuple[fitter.Llama, llama_cpp.Llama]) -> 
     assert ours.create_completion("ba lu", **how)["choices"] == theirs.create_completion("ba lu", **how)["choices"]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("pair", DRAFTING, indirect=True, ids=["tiny"])
+@pytest.mark.parametrize("pair", [("tiny", {"drafts": True})], indirect=True, ids=["tiny"])
 def test_a_draft_model_has_the_logits_that_it_needs(pair: tuple[fitter.Llama, llama_cpp.Llama]) -> None:
     ours, theirs = pair
     assert ours.plan.params.n_outputs_max == 0
@@ -545,43 +483,29 @@ def test_embeddings_are_the_same(folder: Path, for_python: None, name: str) -> N
     theirs.close()
 
 
-@named_cases(
-    (
-        "every logit",
-        {"logits_all": True},
-        "logits_all needs the outputs of all tokens, and the plan counts 1: fit again with logits_all=True",
-    ),
-    (
-        "a draft model",
-        {"draft_model": LlamaPromptLookupDecoding()},
-        "draft_model needs the outputs of all tokens, and the plan counts 1: fit again with logits_all=True, which a "
-        "draft model needs",
-    ),
-)
-def test_a_plan_of_one_output_is_not_loaded_for_more(
-    words: dict[str, Any], message: str, folder: Path, for_python: None
-) -> None:
+ALL = "needs the outputs of all tokens, and the plan counts 1: fit again with logits_all=True"
+
+
+def test_a_plan_of_one_output_is_not_loaded_for_more(folder: Path, for_python: None) -> None:
     plan = fitter.fit(folder / "tiny.gguf", n_ctx=1024)
-    with pytest.raises(UsageError) as caught:
-        plan.load(verbose=False, **words)
-    assert str(caught.value) == message
+    assert plan.params.n_outputs_max == 1
+    with refused(UsageError, f"logits_all {ALL}"):
+        plan.load(verbose=False, logits_all=True)
+    with refused(UsageError, f"draft_model {ALL}, which a draft model needs"):
+        plan.load(verbose=False, draft_model=LlamaPromptLookupDecoding())
     plan.load(verbose=False, logits_all=False, draft_model=None).close()
+    # a Llama of one's own, where there is room
+    kwargs = plan.llama_kwargs()
+    assert "logits_all" not in kwargs
+    llm = llama_cpp.Llama(str(folder / "tiny.gguf"), verbose=False, **kwargs)
+    assert llm.create_completion("ba", max_tokens=2)
+    llm.close()
 
 
 def test_a_plan_of_all_outputs_is_loaded_for_both(folder: Path, for_python: None) -> None:
     plan = fitter.fit(folder / "tiny.gguf", n_ctx=1024, logits_all=True)
     assert plan.llama_kwargs()["logits_all"] is True
     plan.load(verbose=False, logits_all=True, draft_model=LlamaPromptLookupDecoding()).close()
-
-
-def test_a_llama_of_ones_own_where_there_is_room(folder: Path, for_python: None) -> None:
-    plan = fitter.fit(folder / "tiny.gguf", n_ctx=1024)
-    assert plan.params.n_outputs_max == 1
-    kwargs = plan.llama_kwargs()
-    assert "logits_all" not in kwargs
-    llm = llama_cpp.Llama(str(folder / "tiny.gguf"), verbose=False, **kwargs)
-    assert llm.create_completion("ba", max_tokens=2)
-    llm.close()
 
 
 def test_a_llama_of_ones_own_where_there_is_none(folder: Path, for_python: None) -> None:
@@ -591,12 +515,10 @@ def test_a_llama_of_ones_own_where_there_is_none(folder: Path, for_python: None)
     assert plan.fits
     more = fitter.fit(folder / "tiny.gguf", n_ctx=1024, program="any").host.used - ample.host.used
     assert more > 0
-    with pytest.raises(PlanError) as caught:
+    outputs = "llama_cpp.Llama makes every token of a batch an output, which the plan does not count"
+    lacks = f"for which the host lacks {-(-more // MIB)} MiB: use plan.load(), or fit with program='any'"
+    with refused(PlanError, f"{outputs}, and {lacks}"):
         plan.llama_kwargs()
-    assert str(caught.value) == (
-        "llama_cpp.Llama makes every token of a batch an output, which the plan does not count, and for which the host "
-        f"lacks {-(-more // MIB)} MiB: use plan.load(), or fit with program='any'"
-    )
     plan.load(verbose=False).close()
 
 

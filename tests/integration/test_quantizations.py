@@ -15,7 +15,6 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
 import fitter
-from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import FileTypes
 from fitter.model.shapes.catalogue import FILE_TYPES
@@ -298,73 +297,6 @@ def test_none_fits(shape: Path) -> None:
 
 
 # --- errors
-
-
-def a_vocabulary(path: Path) -> None:
-    writer = GGUFWriter(path, "llama")
-    shapes.add_vocabulary(writer, 64)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def of_an_architecture(path: Path, architecture: str, kind: str = "F16") -> None:
-    writer = GGUFWriter(path, architecture)
-    writer.add_block_count(1)
-    tensor = shapes.Tensor("token_embd.weight", (32, 4), GGMLQuantizationType[kind])
-    writer.add_tensor_info(tensor.name, (4, 32), np_dtype("F16"), tensor.bytes, tensor.type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    lengthen(path)
-
-
-WRONG: dict[str, tuple[Callable[[Path], None], int, str]] = {
-    "only a vocabulary": (a_vocabulary, 3, "{path} has no tensors, only a vocabulary; give the file with the weights"),
-    "an unknown architecture": (
-        lambda path: of_an_architecture(path, "novel"),
-        3,
-        "this llama.cpp does not have the architecture 'novel' of model.gguf: use a newer one (--llama-cpp)",
-    ),
-    "nothing that is not quantized": (
-        lambda path: of_an_architecture(path, "llama", "Q8_0"),
-        3,
-        "{path} has no tensor of type f32, f16 or bf16, so it is not known what a file that is quantized again would "
-        "keep: give the F16 or BF16 file",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_planned_is_one_line(name: str, tmp_path: Path) -> None:
-    write, status, said = WRONG[name]
-    path = tmp_path / "model.gguf"
-    write(path)
-    done = run_fitter("quants", str(path), "--gpu", "12GiB")
-    assert (done.returncode, done.stdout, done.stderr) == (status, "", f"fitter: error: {said.format(path=path)}\n")
-
-
-WORDS: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown type": ({"types": "Q9_K"}, "this llama.cpp has no file type 'Q9_K': did you mean Q6_K"),
-    "the beginning of several types": ({"types": "Q4"}, "this llama.cpp has no file type 'Q4': did you mean Q4_K_M"),
-    "an empty type": (
-        {"types": "Q4_K_M,"},
-        "types (--type) is 'Q4_K_M,': name file types, such as Q4_K_M, or leave it out for all of them",
-    ),
-    "no speed": (
-        {"tokens_per_second": 0},
-        "tokens_per_second (--tokens-per-second) is 0: give a number above 0, or leave it out",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WORDS)
-def test_what_makes_no_sense_is_refused(name: str, shape: Path) -> None:
-    words, said = WORDS[name]
-    with pytest.raises(FitterError, match=f"^{re.escape(said)}"):
-        fitter.quants(shape, gpus="12GiB", **words)
 
 
 def test_nothing_is_left_behind(shape: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +20,7 @@ from fitter.output.pages.report_page import plan_page
 from fitter.parameters.targets import FORMATS
 from fitter.planning.plan.plan import Plan
 from fitter.text import printable
-from tests.integration.test_hostile_text import ATTACKS
+from tests.support.attacks import ATTACKS
 from tests.support.cases import cases
 from tests.support.command import run_fitter
 from tests.support.pages import MARKUP, PHONE, WIDE, heard, opened, pasted, serving, words_of
@@ -35,14 +32,12 @@ pytestmark = pytest.mark.usefixtures("one_worker")
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+EIGHT = {"gpus": ["4x rtx-5090", "4x rtx-3090"], "host_memory": "768GiB", "n_ctx": 32768, "program": "llama-server"}
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense, one device": ("llama-3.1-8b", {"gpus": "rtx-3090"}),
     "MoE, one device": ("qwen3-30b-a3b", {"gpus": "rtx-3090", "host_memory": "64GiB", "program": "llama-server"}),
     "MoE, two devices and the host": ("gpt-oss-120b", {"gpus": ["rtx-5090", "rtx-3090"], "host_memory": "64GiB"}),
-    "MoE, eight devices": (
-        "kimi-k2",
-        {"gpus": ["4x rtx-5090", "4x rtx-3090"], "host_memory": "768GiB", "n_ctx": 32768, "program": "llama-server"},
-    ),
+    "MoE, eight devices": ("kimi-k2", EIGHT),
     "does not fit": ("llama-3.1-70b", {"gpus": "rtx-4090", "host_memory": "4GiB", "n_ctx": 8192}),
 }
 WITH_CONTEXTS = ("MoE, one device",)
@@ -141,13 +136,8 @@ def test_contexts_beside_one_that_is_set_have_requests_of_their_own(tmp_path: Pa
     model = shapes.write("qwen3-30b-a3b", tmp_path, vocab=False)
     plan = fitter.fit(model, gpus="rtx-3090", host_memory="64GiB", n_ctx=32768)
     points = report_plan.beside(plan).contexts
-    assert [(point.n_ctx, point.prompt) for point in points] == [
-        (4096, 1024),
-        (8192, 2048),
-        (16384, 4096),
-        (32768, 8192),
-        (40960, 9158),
-    ]
+    prompts = {4096: 1024, 8192: 2048, 16384: 4096, 32768: 8192, 40960: 9158}
+    assert [(point.n_ctx, point.prompt) for point in points] == [*prompts.items()]
     alone = fitter.fit(model, gpus="rtx-3090", host_memory="64GiB", n_ctx=16384).estimate
     assert alone and alone.full_context
     assert points[2].generation_tokens_per_second == alone.generation_tokens_per_second
@@ -334,74 +324,16 @@ def test_a_report_of_another_model_has_nothing_of_it(tiny: Path, tmp_path: Path)
     other = write_tiny(tmp_path / "other.gguf")
     page = fitter.report(plan, other)
     drawn = json.loads(page.split('id="drawn">')[1].split("</script>")[0])
-    assert drawn == {
-        "map": None,
-        "contexts": [],
-        "notes": [
-            f"where each layer is cannot be shown: the plan is for another model than {other}: its architecture is "
-            "qwen3, not qwen3moe"
-        ],
-    }
+    why = f"the plan is for another model than {other}: its architecture is qwen3, not qwen3moe"
+    assert drawn == {"map": None, "contexts": [], "notes": [f"where each layer is cannot be shown: {why}"]}
 
 
-WRONG = {
-    "nothing to write": (["report", "MODEL"], 2, "there is nothing to write: give -o report.html, or --svg plan.svg"),
-    "the model": (["report", "MODEL", "-o", "MODEL"], 2, "-o MODEL would replace what is read: name another file"),
-    "another model": (
-        ["fit", "nothing.gguf", "--report", "MODEL"],
-        2,
-        "--report MODEL is a GGUF file, which a report would replace: name another file",
-    ),
-    "a place for a check": (
-        ["check", "--cases", "nothing.toml", "--report", "/nowhere/check.html"],
-        5,
-        "--report /nowhere/check.html cannot be written: there is no directory /nowhere",
-    ),
-    "no plan": (
-        ["report", "EMPTY", "-o", "report.html"],
-        2,
-        "EMPTY: 'schema' is missing: give a plan that this version's fitter --json wrote",
-    ),
-    "a plan and more": (
-        ["report", "EMPTY", "-c", "4096", "-o", "report.html"],
-        2,
-        "EMPTY already sets every parameter: leave --ctx-size out, or give a model",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong(name: str, tiny: Path, tmp_path: Path) -> None:
-    words, status, message = WRONG[name]
-    empty = tmp_path / "empty.json"
-    empty.write_text("{}")
-    names = {"MODEL": str(tiny), "EMPTY": str(empty)}
-    done = run_fitter(*(names.get(word, word) for word in words))
-    expected = functools.reduce(lambda text, pair: text.replace(*pair), names.items(), message)
-    assert (done.returncode, done.stdout, done.stderr) == (status, "", f"fitter: error: {expected}\n")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["report", "MODEL", "-o", "FILE"],
-        ["fit", "MODEL", "--report", "FILE"],
-        ["explore", "MODEL", "--gpu", "rtx-3090", "--report", "FILE"],
-    ],
-    ids=" ".join,
-)
-def test_a_missing_package_is_said_before_anything_is_planned(words: list[str], tmp_path: Path) -> None:
+@cases("report MODEL -o FILE", "fit MODEL --report FILE", "explore MODEL --gpu rtx-3090 --report FILE")
+def test_a_missing_package_is_said_before_anything_is_planned(words: str, tmp_path: Path) -> None:
     (tmp_path / "jinja2.py").write_text("raise ImportError('not here', name='jinja2')\n")
     # neither is there: what is said first is the package
-    names = {"MODEL": str(tmp_path / "nothing.gguf"), "FILE": str(tmp_path / "report.html")}
-    done = subprocess.run(
-        [sys.executable, "-m", "fitter", *(names.get(word, word) for word in words)],
-        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    words = words.replace("MODEL", f"{tmp_path}/nothing.gguf").replace("FILE", f"{tmp_path}/report.html")
+    done = run_fitter(*words.split(), PYTHONPATH=str(tmp_path))
     needs = f"a report needs the package jinja2, which is missing: {install_command('report')}"
     assert (done.returncode, done.stderr) == (3, f"fitter: error: {needs}\n")
     assert not (tmp_path / "report.html").exists()

@@ -167,26 +167,3 @@ def test_the_command_writes_the_page(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cells.jsonl", "grid.html"]
     with opened(browser, file.as_uri()) as page:
         assert json.loads(page.locator("script#exploration").text_content() or "") == document
-
-
-WRONG: dict[str, tuple[list[str], int, str]] = {
-    "the model": (["--report", "MODEL"], 2, "--report MODEL would replace what is read: name another file"),
-    "the file that is gone on with": (
-        ["--report", "cells.jsonl", "--resume", "cells.jsonl"],
-        2,
-        "--report and --resume both name cells.jsonl: give each a file of its own",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_where_it_may_not_go(
-    name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words, status, message = WRONG[name]
-    before = model.stat()
-    monkeypatch.chdir(tmp_path)
-    words = [str(model) if word == "MODEL" else word for word in words]
-    assert main(["explore", str(model), "--gpu", "rtx-3060", *words]) == status
-    assert capsys.readouterr() == ("", f"fitter: error: {message.replace('MODEL', str(model))}\n")
-    assert list(tmp_path.iterdir()) == [] and model.stat() == before

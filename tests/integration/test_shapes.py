@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +33,12 @@ from fitter.model.shapes.common import ShapeHeader
 from fitter.model.shapes.mapping import header_of
 from fitter.planning.speed.model_facts import facts_of
 from fitter.planning.speed.work import resized_layout
-from fitter.storage import cache_folder
+from fitter.storage.data_files import parse_toml
+from fitter.storage.folders import cache_folder
 from tests.integration.test_quantizations import Snapshot, read, snapshots
 from tests.support import ranges
 from tests.support.cases import cases, named_cases
+from tests.support.command import Command, run_python
 from tests.support.real_cards import DATA as REAL
 from tests.unit.test_shapes import WEIGHTS, config_of
 from tools import shapes
@@ -156,60 +155,23 @@ def test_a_changed_shape_is_loaded_whole_or_refused(
 
 # --- shapes of which the header is known from elsewhere
 
-QWEN3_NEXT = {
-    "architectures": ["Qwen3NextForCausalLM"],
-    "intermediate_size": 5120,
-    "max_position_embeddings": 262144,
-    "rope_theta": 10000000.0,
-    "mtp_num_hidden_layers": 0,
-}
-NEMOTRON_H = {
-    "architectures": ["NemotronHForCausalLM"],
-    "attention_head_dim": 128,
-    "conv_kernel": 4,
-    "hidden_size": 4480,
-    "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
-    "intermediate_size": 15680,
-    "mamba_head_dim": 80,
-    "mamba_num_heads": 128,
-    "mlp_hidden_act": "relu2",
-    "n_groups": 8,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "ssm_state_size": 128,
-    "vocab_size": 131072,
-}
-"""Of models that are not in the catalogue: what tools/models/shapes.py says of them, by the names of a config.json."""
+UNPUBLISHED: dict[str, dict[str, Any]] = parse_toml((REAL.parent / "shapes" / "unpublished.toml").read_text("utf-8"))
 NO_MTP = {"mtp_num_hidden_layers": 0}
-KNOWN: dict[str, tuple[str | None, Mapping[str, Any]]] = {
-    "llama-3.1-8b": ("llama-3.1-8b", {}),
-    "llama-3.1-70b": ("llama-3.1-70b", {}),
-    "qwen3-32b": ("qwen3-32b", {}),
-    "qwen3-30b-a3b": ("qwen3-30b-a3b", {}),
-    "qwen3-235b-a22b": ("qwen3-235b-a22b", {}),
-    "deepseek-v3.1": ("deepseek-v3.1", {}),
-    "kimi-k2": ("kimi-k2", {}),
-    "glm45-air": ("glm-4.5-air", {}),
-    # that of the class, which the files that were published first do not have
-    "gemma3-12b": ("gemma-3-12b", {"vocab_size": 262208}),
-    "gpt-oss-20b": ("gpt-oss-20b", {}),
-    "gpt-oss-120b": ("gpt-oss-120b", {}),
-    "qwen3-next-80b-a3b": (None, QWEN3_NEXT),
-    "nemotron-h-9b": (None, NEMOTRON_H),
-}
-"""By the name in tools/models/shapes.py: the name in the catalogue, and what of it is otherwise."""
-
-
+OTHERWISE = {"glm45-air": "glm-4.5-air", "gemma3-12b": "gemma-3-12b"}
+"""Shapes of tools/shapes.py that the catalogue calls otherwise."""
 ALIKE = ("llama-3.1-70b", "qwen3-32b", "qwen3-235b-a22b", "kimi-k2", "gpt-oss-120b")
 """Models whose architecture another model has, too."""
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[pytest.mark.slow] if each in ALIKE else []) for each in KNOWN]
+    "name", [pytest.param(each, marks=[pytest.mark.slow] if each in ALIKE else []) for each in shapes.SHAPES]
 )
 def test_a_shape_is_that_of_the_known_header(name: str, worker: Worker, tmp_path: Path) -> None:
-    own, others = KNOWN[name]
-    header = header_of({**(published_shape(own).config if own else {}), **others}, name)
+    config = UNPUBLISHED.get(name) or dict(catalogue.published(OTHERWISE.get(name, name)).config)
+    if name == "gemma3-12b":
+        # that of the class, which the files that were published first do not have
+        config["vocab_size"] = 262208
+    header = header_of(config, name)
     known = shapes.SHAPES[name]
     compare(header, known.tensors, known.n_layer)
     assert architecture_and_numbers(header) >= numbers(known)
@@ -271,10 +233,9 @@ def compare_bytes(
     path = tmp_path / "own.gguf"
     shapes.write_shape(own, path, vocab=False)
     for split in LOADS:
-        mine, theirs = (fitter.measure(each, gpus=DEVICES[:2], worker=worker, **split) for each in (path, known))
-        assert [(row.buffer_type, row.model, row.context) for row in mine.rows] == [
-            (row.buffer_type, row.model, row.context) for row in theirs.rows
-        ]
+        loads = (fitter.measure(each, gpus=DEVICES[:2], worker=worker, **split) for each in (path, known))
+        mine, theirs = ([(row.buffer_type, row.model, row.context) for row in load.rows] for load in loads)
+        assert mine == theirs
 
 
 REAL_HEADERS = {
@@ -300,14 +261,8 @@ def test_a_shape_has_the_tensors_of_the_reference_header(name: str, worker: Work
     mine.pop("rope_freqs.weight", None)
     theirs.pop("rope_freqs.weight", None)
     assert mine == theirs
-    types = {each.name: GGMLQuantizationType[each.type.upper()] for each in known.tensors}
-    compare_bytes(
-        header,
-        path,
-        tuple(shapes.Tensor(each.name, each.shape, types[each.name]) for each in known.tensors),
-        worker,
-        tmp_path,
-    )
+    tensors = (shapes.Tensor(each.name, each.shape, GGMLQuantizationType[each.type.upper()]) for each in known.tensors)
+    compare_bytes(header, path, tuple(tensors), worker, tmp_path)
 
 
 # --- file types
@@ -371,6 +326,7 @@ sys.stdin.readline()
 for name in sys.argv[1:]:
     print(files.model_files(wanted(name))[0].stat().st_size)
 """
+NOT_KEPT = "the header of smollm2-135m-Q4_K_M.gguf cannot be kept in {}/llama-fitter/shapes: {}; set XDG_CACHE_HOME to "
 
 
 def test_several_processes_write_the_same_shapes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,20 +361,12 @@ def test_a_shape_that_cannot_be_kept_is_said_and_leaves_nothing(tmp_path: Path) 
     """The disk takes no file of that size, and then is none at all."""
     said = {tmp_path / "full": "File too large", tmp_path / "file": "Not a directory"}
     (tmp_path / "file").write_text("")
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); "
     for place, reason in said.items():
-        done = subprocess.run(
-            [sys.executable, "-m", "fitter", "fit", "--shape", "smollm2-135m", "--gpu", "8GiB"],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "XDG_CACHE_HOME": str(place)},
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
-        )
-        assert (done.returncode, done.stdout, done.stderr) == (
-            3,
-            "",
-            f"fitter: error: the header of smollm2-135m-Q4_K_M.gguf cannot be kept in {place}/llama-fitter/shapes: "
-            f"{reason}; set XDG_CACHE_HOME to a directory that can be written\n",
-        )
+        code = f"{limited}from fitter.__main__ import main; main()"
+        done = run_python(code, "fit", "--shape", "smollm2-135m", "--gpu", "8GiB", XDG_CACHE_HOME=str(place))
+        expected = f"fitter: error: {NOT_KEPT.format(place, reason)}a directory that can be written\n"
+        assert (done.returncode, done.stdout, done.stderr) == (3, "", expected)
     assert [path for path in (tmp_path / "full").rglob("*") if path.is_file()] == []
 
 
@@ -450,13 +398,6 @@ def test_a_shape_is_planned_without_a_cache(mount: str | None, tmp_path: Path) -
 # --- commands and calls
 
 
-def run(*words: str) -> tuple[int, str, str]:
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with redirect_stdout(stdout), redirect_stderr(stderr):
-        status = main(words)
-    return status, stdout.getvalue(), stderr.getvalue()
-
-
 def test_a_shape_is_planned_as_a_file_is(worker: Worker, tmp_path: Path) -> None:
     plan = fitter.fit("shape://qwen3-0.6b", gpus="8GiB", n_ctx=4096, worker=worker)
     assert (plan.model.path, plan.model.name, plan.fits) == ("shape://qwen3-0.6b:Q4_K_M", "Qwen3 0.6B", True)
@@ -473,9 +414,8 @@ def test_a_shape_is_planned_as_a_file_is(worker: Worker, tmp_path: Path) -> None
 def test_packed_experts_stay_packed(worker: Worker) -> None:
     plan = fitter.fit("shape://gpt-oss-20b", gpus="24GiB", n_ctx=4096, worker=worker)
     assert plan.model.path == "shape://gpt-oss-20b:MXFP4_MOE"
-    assert {
-        each.type for each in worker.header(shape_files.model_files(_asked("gpt-oss-20b:MXFP4_MOE"))[0]).tensors
-    } == {"mxfp4", "q8_0", "f32"}
+    (path,) = shape_files.model_files(_asked("gpt-oss-20b:MXFP4_MOE"))
+    assert {each.type for each in worker.header(path).tensors} == {"mxfp4", "q8_0", "f32"}
 
 
 def _asked(name: str) -> Any:
@@ -509,39 +449,21 @@ def test_the_best_models_for_a_card_are_as_quants_says(worker: Worker) -> None:
     assert not fitter.best_shapes("arctic-embed", **machine)
 
 
-def test_a_card_without_a_model_lists_the_models_for_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["shapes", "smollm2", "--gpu", "1GiB", "--most", "1"]) == 0
-    out = capsys.readouterr().out
-    assert re.match(r"shape +type +parameters +MiB +host MiB +context +prompt t/s +t/s\nsmollm2-1.7b +Q3_K_M ", out)
+def test_a_card_without_a_model_lists_the_models_for_it(command: Command) -> None:
+    status, out, _ = command("shapes", "smollm2", "--gpu", "1GiB", "--most", "1")
+    head = r"shape +type +parameters +MiB +host MiB +context +prompt t/s +t/s\nsmollm2-1.7b +Q3_K_M "
+    assert status == 0 and re.match(head, out)
     assert "2 smaller models were not planned" in out
     assert "plan one: fitter smollm2-1.7b:Q3_K_M --gpu 1GiB" in " ".join(out.split())
-    assert main(["--gpu", "none", "--tokens-per-second", "1e6"]) == 1
-    assert capsys.readouterr().out.startswith("none of these models generates 1e+06 t/s there")
+    status, out, _ = command("--gpu", "none", "--tokens-per-second", "1e6")
+    assert status == 1 and out.startswith("none of these models generates 1e+06 t/s there")
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "said"),
-    [
-        (("--shape", "qwen3-0.6"), 2, "there is no shape 'qwen3-0.6': did you mean qwen3-0.6b"),
-        (("--shape", "qwen3-0.6b:Q9_9"), 2, "this llama.cpp has no file type 'Q9_9': it has "),
-        (("qwen3-0.6",), 2, "qwen3-0.6: no such file or shape; did you mean qwen3-0.6b"),
-        (("--shape", "qwen3-0.6b", "--config", "c.json"), 2, "two models are given, --shape 'qwen3-0.6b' and --config"),
-        (("model.gguf", "--shape", "qwen3-0.6b"), 2, "two models are given, 'model.gguf' and --shape 'qwen3-0.6b'"),
-        (("verify", "shape://qwen3-0.6b"), 3, "shape://qwen3-0.6b is a model without a file, which cannot be loaded"),
-    ],
-    ids=["name", "file type", "a bare name", "two", "and a file", "verify"],
-)
-def test_what_is_wrong_is_said(words: tuple[str, ...], status: int, said: str) -> None:
-    words = words if words[0] == "verify" else ("fit", *words, "--gpu", "8GiB")
-    code, stdout, stderr = run(*words)
-    assert (code, stdout) == (status, "") and said in stderr and stderr.count("\n") == 1
-
-
-def test_shapes_are_listed() -> None:
-    code, stdout, _ = run("shapes", "--json")
-    listed = json.loads(stdout)["shapes"]
-    assert code == 0 and [each["name"] for each in listed] == list(shape_names())
-    assert run("shapes", "qwen3-8b")[1].startswith("Qwen3 8B (qwen3)\n8.19B parameters in 36 layers, for up to 40960 ")
+def test_shapes_are_listed(command: Command) -> None:
+    listed = command("shapes", "--json").document["shapes"]
+    assert [each["name"] for each in listed] == list(catalogue.names())
+    start = "Qwen3 8B (qwen3)\n8.19B parameters in 36 layers, for up to 40960 "
+    assert command("shapes", "qwen3-8b").out.startswith(start)
 
 
 @pytest.fixture(scope="module")
@@ -554,43 +476,37 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp_path / "fitter.toml").write_text(
         "".join(f'[cases.{name}]\nmodel = "{model}"\ngpu = "8GiB"\nn_ctx = 512\n' for name, model in models.items())
     )
-    words = ("--cases", str(tmp_path / "fitter.toml"))
-    assert run("lock", *words)[0] == 0
+    assert main(["lock", "--cases", str(tmp_path / "fitter.toml")]) == 0
     lock = (tmp_path / "fitter.lock").read_text()
     assert 'file = "smollm2-135m-Q4_K_M.gguf"' in lock and 'file = "model-Q4_K_M.gguf"' in lock
     assert str(tmp_path) not in lock
     return tmp_path
 
 
-def test_a_lock_of_shapes_is_compared_wherever_it_is(locked: Path, tmp_path: Path) -> None:
+def test_a_lock_of_shapes_is_compared_wherever_it_is(locked: Path, tmp_path: Path, command: Command) -> None:
     here = tmp_path / "elsewhere"
     shutil.copytree(locked, here)
-    words = ("check", "--cases", str(here / "fitter.toml"))
-    assert run(*words) == (0, "2 cases: 2 unchanged\n", "")
+    words = ("check", "--cases", here / "fitter.toml")
+    assert command(*words) == (0, "2 cases: 2 unchanged\n", "")
     config = json.loads((here / "config.json").read_text())
     (here / "config.json").write_text(json.dumps({**config, "vocab_size": 2 * config["vocab_size"]}))
-    code, stdout, _ = run(*words)
+    code, stdout, _ = command(*words)
     assert code == 4 and "config failed" in stdout and "2 cases: 1 failed, 1 unchanged" in stdout
     (here / "config.json").write_text(json.dumps({**config, "vocab_size": "many"}))
-    code, stdout, stderr = run(*words)
-    assert (code, stdout) == (3, "2 cases: 1 could not be measured, 1 unchanged\n")
-    assert stderr == (
-        f"fitter: error: config: {here}/config.json has vocab_size 'many': give a whole number from 1 to 2097152\n"
-    )
+    said = f"config: {here}/config.json has vocab_size 'many': give a whole number from 1 to 2097152"
+    unmeasured = "2 cases: 1 could not be measured, 1 unchanged\n"
+    assert command(*words) == (3, unmeasured, f"fitter: error: {said}\n")
 
 
-def test_a_shape_that_a_later_version_no_longer_has_is_said(locked: Path, tmp_path: Path) -> None:
+def test_a_shape_that_a_later_version_no_longer_has_is_said(locked: Path, tmp_path: Path, command: Command) -> None:
     here = tmp_path / "later"
     shutil.copytree(locked, here)
     cases = (here / "fitter.toml").read_text()
     (here / "fitter.toml").write_text(cases.replace("smollm2-135m", "smollm2-136m"))
-    said = (
-        "fitter: error: shape: there is no shape 'smollm2-136m': did you mean smollm2-360m or smollm2-135m or "
-        "smollm2-1.7b? 'fitter shapes' lists them\n"
-    )
-    for command in ("check", "lock"):
-        code, _, stderr = run(command, "--cases", str(here / "fitter.toml"))
-        assert code == 2 and stderr.startswith(said)
+    said = "there is no shape 'smollm2-136m': did you mean smollm2-360m or smollm2-135m or smollm2-1.7b? 'fitter shapes"
+    for name in ("check", "lock"):
+        code, _, stderr = command(name, "--cases", here / "fitter.toml")
+        assert code == 2 and stderr.startswith(f"fitter: error: shape: {said}' lists them\n")
     assert (here / "fitter.lock").read_text() == (locked / "fitter.lock").read_text()
 
 

@@ -12,13 +12,13 @@ import pytest
 
 import fitter
 from fitter import Plan, errors
-from fitter.cli import main
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.gpu import parse_gpus
 from fitter.output.keywords import fit_kwargs
 from tests.drafting import upstream as drafting
 from tests.support.cases import cases, named_cases
+from tests.support.command import Command
 from tests.support.llama_builds import where
 from tools.models import shapes
 from tools.models.shapes import F32, Q4_K, Shape, Tensor
@@ -90,9 +90,8 @@ def test_a_draft_model_adds_what_it_takes_alone(
     )
     assert plan.fits and plan.params == without.params and plan.breakdown == without.breakdown
     assert more(plan, without) == used_of(alone)
-    assert {name: size for name, size in used_of(alone).items() if size} == {
-        row.device or "host": row.used for row in plan.shared[0].rows
-    }
+    rows = {row.device or "host": row.used for row in plan.shared[0].rows}
+    assert rows == {name: size for name, size in used_of(alone).items() if size}
     assert sum(alone.on(name).used for name in place) > 0 or not place
     assert plan.search.shared_loads == 1
     assert plan.search.dummy_loads <= without.search.dummy_loads
@@ -214,10 +213,8 @@ def test_a_context_that_may_shrink_shrinks_for_the_draft_model_too(large: Path, 
 def test_a_device_for_the_draft_model_alone(main_model: Path, draft: Path) -> None:
     pins: dict[str, Any] = {"n_ctx": 4096, "devices": ["CUDA1"]}
     plan = fit(main_model, model_draft=draft, devices_draft=["CUDA0"], **pins)
-    assert [(device.name, device.used == device.shared) for device in plan.devices] == [
-        ("CUDA1", False),
-        ("CUDA0", True),
-    ]
+    used_alone = [(device.name, device.used == device.shared) for device in plan.devices]
+    assert used_alone == [("CUDA1", False), ("CUDA0", True)]
     assert fit(main_model, **pins).devices == (plan.devices[0],)
 
 
@@ -243,12 +240,9 @@ def with_mtp(shape: Shape) -> Shape:
         for tensor in shape.tensors
         if tensor.name.startswith(attention)
     ]
-    own += [
-        Tensor(f"{last}.nextn.eh_proj.weight", (2 * n_embd, n_embd), Q4_K),
-        Tensor(f"{last}.nextn.enorm.weight", (n_embd,), F32),
-        Tensor(f"{last}.nextn.hnorm.weight", (n_embd,), F32),
-        Tensor(f"{last}.nextn.shared_head_norm.weight", (n_embd,), F32),
-    ]
+    own.append(Tensor(f"{last}.nextn.eh_proj.weight", (2 * n_embd, n_embd), Q4_K))
+    norms = ("enorm", "hnorm", "shared_head_norm")
+    own += [Tensor(f"{last}.nextn.{name}.weight", (n_embd,), F32) for name in norms]
     tensors = [*shape.tensors]
     for tensor in shape.tensors:
         if "ssm_ba" in tensor.name:
@@ -294,13 +288,14 @@ def test_prediction_layers_take_what_their_context_takes(slots: int, n_max: int 
     assert plan.search.shared_loads == 0
 
 
-@pytest.mark.parametrize(
-    "given",
-    [{}, {"n_seq_max": 4, "draft_max": 2}, {"type_k_draft": "q8_0", "type_k": "q8_0"}, {"n_gpu_layers": 20}],
-    ids=["as it is", "four slots", "types", "layers on the host"],
+@named_cases(
+    ("as it is", {}),
+    ("four slots", {"n_seq_max": 4, "draft_max": 2}),
+    ("types", {"type_k_draft": "q8_0", "type_k": "q8_0"}),
+    ("layers on the host", {"n_gpu_layers": 20}),
 )
 def test_llama_servers_own_code_predicts_with_the_same_bytes(
-    server: Path, mtp_model: Path, given: dict[str, Any]
+    given: dict[str, Any], server: Path, mtp_model: Path
 ) -> None:
     cards = ["rtx-5090", "24GiB"]
     plan = fit(mtp_model, cards, n_ctx=8192, mtp=True, **given)
@@ -387,30 +382,34 @@ def test_everything_at_once_is_the_sum(
     plan = fit(main_model, **{name: value for thing in things for name, value in thing.items()}, **pins)
     alone = [fit(main_model, **thing, **pins) for thing in things]
     assert sorted(use.kind for use in plan.shared) == ["draft", "lora", "lora", "projector", "reserve"]
-    for d in range(2):
-        assert plan.devices[d].shared == sum(each.devices[d].shared for each in alone)
+    for d, device in enumerate(plan.devices):
+        assert device.shared == sum(each.devices[d].shared for each in alone)
+        assert device.shared == sum(use.on(device.name) for use in plan.shared)
     assert plan.host.shared == sum(each.host.shared for each in alone)
-    assert [device.shared for device in plan.devices] == [
-        sum(use.on(device.name) for use in plan.shared) for device in plan.devices
-    ]
 
 
-@cases("draft", "projector")
+@named_cases(
+    ("a draft model", ("4GiB", "1GiB"), {"model_draft": "draft", "devices_draft": ["CUDA0"]}, 8192),
+    ("a projector", ("4GiB", "1GiB"), {"mmproj": "projector", "mmproj_device": "CUDA0"}, 8192),
+    ("reserved memory", ("8GiB", "6GiB"), {"reserve": {"CUDA0": "2GiB"}}, None),
+    ("reserved memory of a card", ("rtx-4090", "rtx-3060-12gb"), {"reserve": {"CUDA0": "2GiB"}}, 16384),
+)
 def test_a_plan_is_the_one_of_a_device_with_that_much_less(
-    thing: str, large: Path, draft: Path, projector: Path
+    cards: Sequence[str], given: dict[str, Any], n_ctx: int | None, large: Path, draft: Path, projector: Path
 ) -> None:
-    cards = ("4GiB", "1GiB")
-    given: dict[str, dict[str, Any]] = {
-        "draft": {"model_draft": draft, "devices_draft": ["CUDA0"]},
-        "projector": {"mmproj": projector, "mmproj_device": "CUDA0"},
-    }
-    plan = fit(large, cards, n_ctx=8192, **given[thing])
+    files = {"draft": draft, "projector": projector}
+    plan = fit(large, cards, n_ctx=n_ctx, **{name: files.get(str(value), value) for name, value in given.items()})
     first, second = parse_gpus(cards)
-    less = dataclasses.replace(first, free=first.free - plan.devices[0].shared)
-    other = fitter.fit(large, gpus=(less, second), n_ctx=8192, margin=0, host_bandwidth="60GB/s")
+    size = plan.devices[0].shared
+    less = dataclasses.replace(first, free=first.free - size)
+    other = fitter.fit(large, gpus=(less, second), n_ctx=n_ctx, margin=0, host_bandwidth="60GB/s")
     assert (plan.params, plan.breakdown) == (other.params, other.breakdown)
     assert [device.left for device in plan.devices] == [device.left for device in other.devices]
-    assert plan.params.tensor_buft_overrides, "the model does not fit, so that every byte counts"
+    assert plan.devices[0].free - size == other.devices[0].free
+    if "reserve" in given:
+        assert (size, plan.estimate, plan.bound) == (2048 * MIB, other.estimate, other.bound)
+    else:
+        assert plan.params.tensor_buft_overrides, "the model does not fit, so that every byte counts"
 
 
 def test_a_projector_goes_where_the_model_leaves_room(large: Path, directory: Path) -> None:
@@ -450,31 +449,9 @@ def test_adapters_and_a_load(main_model: Path, adapters: tuple[Path, Path]) -> N
 # --- reserved memory
 
 
-@cases((("rtx-4090", "rtx-3060-12gb"), 16384), (("8GiB", "6GiB"), None))
-def test_reserved_memory_is_memory_that_is_not_there(cards: tuple[str, ...], n_ctx: int | None, large: Path) -> None:
-    size = 2 * 1024 * MIB
-    first = parse_gpus(cards)
-    less = (dataclasses.replace(first[0], free=first[0].free - size), *first[1:])
-    plan = fit(large, cards, n_ctx=n_ctx, reserve={"CUDA0": "2GiB"})
-    other = fitter.fit(large, gpus=less, n_ctx=n_ctx, margin=0, host_bandwidth="60GB/s")
-    assert (plan.params, plan.breakdown, plan.estimate, plan.bound) == (
-        other.params,
-        other.breakdown,
-        other.estimate,
-        other.bound,
-    )
-    assert [device.left for device in plan.devices] == [device.left for device in other.devices]
-    assert (plan.devices[0].shared, plan.devices[0].free - size) == (size, other.devices[0].free)
-
-
 def test_host_memory_can_be_reserved(large: Path) -> None:
-    given: dict[str, Any] = {
-        "n_ctx": 4096,
-        "n_ubatch": 512,
-        "flash_attn": "on",
-        "host_memory": "6GiB",
-        "host_margin": 0,
-    }
+    given: dict[str, Any] = {"n_ctx": 4096, "n_ubatch": 512, "flash_attn": "on"}
+    given |= {"host_memory": "6GiB", "host_margin": 0}
     plan = fit(large, ["1GiB"], **given)
     assert plan.fits
     room = (plan.host.left or 0) // MIB
@@ -486,85 +463,23 @@ def test_host_memory_can_be_reserved(large: Path) -> None:
 
 # --- what is wrong
 
-WRONG: dict[str, tuple[list[str], str]] = {
-    "unknown device": (["--reserve", "CUDA7=1GiB"], "unknown device 'CUDA7'; there are: CUDA0, host"),
-    "no size": (["--reserve", "CUDA0"], "'CUDA0' is not a reservation"),
-    "no device": (["--reserve", "=1GiB"], "'=1GiB' is not a reservation"),
-    "more than the device in all": (["--reserve", "CUDA0=1GiB", "--reserve", "CUDA0=1MiB"], "1025 MiB is more than"),
-    "more than the host": (
-        ["--host-memory", "4GiB", "--reserve", "host=5GiB"],
-        "more than its total memory of 4096 MiB",
-    ),
-    "no draft model": (["-devd", "CUDA0"], "name one with -md"),
-    "two drafts": (["-md", "{draft}", "--mtp"], "leave one of them out"),
-    "unknown draft device": (["-md", "{draft}", "-devd", "CUDA3"], "unknown device 'CUDA3'"),
-    "a device for no projector": (["-mmdev", "CUDA0"], "name one with --mmproj"),
-    "unknown projector device": (["--mmproj", "{projector}", "-mmdev", "CUDA5"], "unknown device 'CUDA5'"),
-    "no scale": (["--lora-scaled", "a.gguf"], "'a.gguf' is not a scaled adapter"),
-    "a scale that is none": (["--lora-scaled", "a.gguf:nan"], "'a.gguf:nan' is not a scaled adapter"),
-    "a colon in the name": (["--lora-scaled", "C:a.gguf:2"], "llama.cpp would cut the adapter's path"),
-}
-UNREADABLE: dict[str, tuple[list[str], str]] = {
-    "no file": (["-md", "nowhere.gguf"], "nowhere.gguf: no such file"),
-    "no model": (["-md", "{text}"], "notes.txt is not a GGUF file"),
-    "no prediction layers": (["--mtp"], "has no layers for multi-token prediction"),
-    "no projector": (["--mmproj", "{draft}"], "is not a multimodal projector"),
-    "no adapter": (["--lora", "{draft}"], "is not a LoRA adapter"),
-    "a projector to draft": (["-md", "{projector}"], "is a multimodal projector"),
-    "a head of its own kind": (["-md", "{head}"], "drafts with the model's own context"),
-}
-
-
-@pytest.mark.parametrize(
-    ("words", "message", "status"),
-    [(*row, 2) for row in WRONG.values()] + [(*row, 3) for row in UNREADABLE.values()],
-    ids=[*WRONG, *UNREADABLE],
-)
-def test_what_makes_no_sense_is_one_line(
-    main_model: Path,
-    draft: Path,
-    projector: Path,
-    directory: Path,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    message: str,
-    status: int,
-) -> None:
-    text, head = directory / "notes.txt", directory / "head.gguf"
-    text.write_text("no model\n")
-    if not head.exists():
-        shape = dataclasses.replace(shapes.SHAPES["llama-3.1-8b"], architecture="eagle3")
-        shapes.write_shape(shape, head, vocab=False)
-    filled = [word.format(draft=draft, text=text, head=head, projector=projector) for word in words]
-    assert main([str(main_model), "--gpu", "1GiB", *filled]) == status
-    out, err = capsys.readouterr()
-    assert out == "" and message in err and err.count("\n") == 1
-    assert err.startswith("fitter: error: ")
-
 
 def test_a_negative_reservation_of_python() -> None:
     with pytest.raises(errors.UsageError, match="is -1 bytes"):
         fitter.fit("model.gguf", gpus=["1GiB"], reserve={"CUDA0": -1})
 
 
-def test_the_table_and_the_json_have_a_line_for_each(
-    main_model: Path, draft: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--gpu", "1GiB", "-c", "4096", "-fitt", "0", "-md", str(draft), "--reserve", "CUDA0=64MiB"]
-    assert main([str(main_model), "-v", *words]) == 0
-    out, err = capsys.readouterr()
-    assert "reserved: 64.0 MiB on CUDA0\n" in err
+def test_the_table_and_the_json_have_a_line_for_each(main_model: Path, draft: Path, command: Command) -> None:
+    words = ["--gpu", "1GiB", "-c", "4096", "-fitt", "0", "-md", draft, "--reserve", "CUDA0=64MiB"]
+    status, out, err = command(main_model, "-v", *words)
+    assert status == 0 and "reserved: 64.0 MiB on CUDA0\n" in err
     assert f"draft model {draft.name}: " in err and " on CUDA0, " in err
     assert f"-md {draft}" in out
     plan = fit(main_model, ["1GiB"], n_ctx=4096, model_draft=draft, reserve=["CUDA0=64MiB"]).to_dict()
     assert [entry["kind"] for entry in plan["shared"]] == ["reserve", "draft"]
     assert plan["shared"][0]["memory"] == [{"device": "CUDA0", "model": 0, "context": 0, "compute": 64 * MIB}]
-    total = sum(
-        sum(row[kind] for kind in ("model", "context", "compute"))
-        for entry in plan["shared"]
-        for row in entry["memory"]
-        if row["device"] == "CUDA0"
-    )
+    rows = [row for entry in plan["shared"] for row in entry["memory"] if row["device"] == "CUDA0"]
+    total = sum(row[kind] for row in rows for kind in ("model", "context", "compute"))
     assert plan["devices"][0]["shared"] == total
     assert plan["devices"][0]["left"] == plan["devices"][0]["free"] - plan["devices"][0]["used"]
 
@@ -575,17 +490,9 @@ def test_the_table_and_the_json_have_a_line_for_each(
 def test_the_python_script_plans_the_same_again(
     main_model: Path, draft: Path, projector: Path, adapters: tuple[Path, Path]
 ) -> None:
-    plan = fit(
-        main_model,
-        n_ctx=4096,
-        model_draft=draft,
-        type_k_draft="q8_0",
-        mmproj=projector,
-        lora=adapters[0],
-        lora_scaled=f"{adapters[1]}:0.5",
-        reserve={"CUDA0": 5 * MIB, "host": 7},
-        n_seq_max=2,
-    )
+    beside: dict[str, Any] = {"model_draft": draft, "type_k_draft": "q8_0", "mmproj": projector, "lora": adapters[0]}
+    beside |= {"lora_scaled": f"{adapters[1]}:0.5", "reserve": {"CUDA0": 5 * MIB, "host": 7}}
+    plan = fit(main_model, n_ctx=4096, n_seq_max=2, **beside)
     again = fitter.fit(main_model, gpus=GPUS, host_bandwidth="60GB/s", **fit_kwargs(plan))
     assert (again.params, again.breakdown) == (plan.params, plan.breakdown)
     assert again.shared == plan.shared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,11 +33,11 @@ from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.llama_builds import fetched
 from tests.support.patience import SECONDS, all_end, until, with_more_time
-from tools.comparisons import upstream
-from tools.faults.cut_servers import RpcServer
-from tools.loopback.rpc_servers import free_port
-from tools.models.tiny import TINY_DENSE, TinyModel, write_tiny
-from tools.models.tiny_kinds import write_bert, write_hybrid, write_swa
+from tools import upstream
+from tools.rpc_servers import free_port
+from tools.servers import RpcServer
+from tools.tiny import TINY_DENSE, TINY_MOE, TinyModel
+from tools.tiny_kinds import write_bert, write_hybrid, write_swa
 
 MIB = 2**20
 SERVER = "llama-server"
@@ -46,6 +47,15 @@ SMALL: dict[str, Any] = {"cache_ram": 256}
 """MiB of the prompt cache: the 8 GiB that it has otherwise may not be free where the tests run."""
 WIDE = TinyModel("tiny wide", n_layer=4, n_embd=64, n_head=8, n_head_kv=8, n_embd_head=128, n_ff=64, n_expert=0)
 """A model with few weights and 64 KiB of f32 cache for each token."""
+MODELS = {
+    "dense": TINY_DENSE,
+    "moe": TINY_MOE,
+    "wide": WIDE,
+    "swa": write_swa,
+    "hybrid": write_hybrid,
+    "bert": write_bert,
+    "ranker": functools.partial(write_bert, pooling=PoolingType.RANK),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,21 +72,7 @@ def server() -> Path:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        "dense": write_tiny(folder / "dense.gguf", TINY_DENSE),
-        "moe": write_tiny(folder / "moe.gguf"),
-        "swa": write_swa(folder / "swa.gguf"),
-        "hybrid": write_hybrid(folder / "hybrid.gguf"),
-        "bert": write_bert(folder / "bert.gguf"),
-        "ranker": write_bert(folder / "ranker.gguf", PoolingType.RANK),
-        "wide": write_tiny(folder / "wide.gguf", WIDE),
-    }
-
-
-@pytest.fixture(scope="module")
-def plan_file(models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plan_file(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plans") / "plan.json"
     plan = fitter.fit(models["dense"], program=SERVER, n_ctx=1024, n_seq_max=2, devices=["none"], **SMALL)
     path.write_text(json.dumps(plan.to_dict()))
@@ -85,12 +81,9 @@ def plan_file(models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFacto
 
 def running_servers() -> list[psutil.Process]:
     """Every process that this one has started, and theirs, but for the workers of other tests."""
+    marks = ("--alias", "fitter.llama.processes.supervisor")
     children = psutil.Process().children(recursive=True)
-    return [
-        each
-        for each in children
-        if "--alias" in words_of(each) or "fitter.llama.processes.supervisor" in words_of(each)
-    ]
+    return [each for each in children if any(mark in words_of(each) for mark in marks)]
 
 
 def words_of(process: psutil.Process) -> str:
@@ -119,7 +112,7 @@ SPLIT = {"n_ctx": 1024, "n_batch": 128, "n_ubatch": 128}
     ("a mean of a causal model", "dense", {"embedding": True, "pooling_type": "mean", "n_ctx": 1024}, "--embedding"),
 )
 def test_an_input_as_long_as_the_context_is_read(
-    name: str, words: dict[str, Any], option: str, models: Mapping[str, Path], server: Path
+    name: str, words: dict[str, Any], option: str, models: dict[str, Path], server: Path
 ) -> None:
     plan = fitter.fit(models[name], program=SERVER, devices=["none"], **words)
     assert option in plan.arguments() and not any("refused" in note for note in plan.notes)
@@ -158,7 +151,7 @@ def test_an_input_as_long_as_the_context_is_read(
     ("recurrent states", "hybrid", {"n_seq_max": 4}),
 )
 def test_forty_prompts_on_four_slots_keep_the_planned_bytes(
-    name: str, options: dict[str, Any], models: Mapping[str, Path], server: Path
+    name: str, options: dict[str, Any], models: dict[str, Path], server: Path
 ) -> None:
     plan = fitter.fit(models[name], program=SERVER, n_ctx=2048, devices=["none"], **SMALL, **options)
     steps: list[fitter.Progress] = []
@@ -177,7 +170,7 @@ def test_forty_prompts_on_four_slots_keep_the_planned_bytes(
         assert later["checkpoint"].count >= 40 and is_as_predicted(later["checkpoint"])
 
 
-def test_on_an_rpc_server(models: Mapping[str, Path], server: Path) -> None:
+def test_on_an_rpc_server(models: dict[str, Path], server: Path) -> None:
     with RpcServer() as remote:
         # short prompts do not touch all of a buffer for scores
         words: dict[str, Any] = {"n_ctx": 2048, "rpc": [remote.address], "n_gpu_layers": 3, "flash_attn": "on"}
@@ -192,17 +185,10 @@ def test_on_an_rpc_server(models: Mapping[str, Path], server: Path) -> None:
 
 @pytest.mark.llama_cpp
 @cases("swa", "hybrid")
-def test_an_older_server(name: str, models: Mapping[str, Path]) -> None:
+def test_an_older_server(name: str, models: dict[str, Path]) -> None:
     build = fetched("b10434")
-    options: dict[str, Any] = {
-        "program": SERVER,
-        "llama_cpp": build,
-        "n_ctx": 2048,
-        "n_seq_max": 4,
-        "devices": ["none"],
-        **SMALL,
-    }
-    plan = fitter.fit(models[name], **options)
+    options: dict[str, Any] = {"n_ctx": 2048, "n_seq_max": 4, "devices": ["none"], **SMALL}
+    plan = fitter.fit(models[name], program=SERVER, llama_cpp=build, **options)
     found = fitter.verify(plan=plan, program=SERVER, llama_cpp=build, prompts=12)
     check(plan, found)
     assert found.server is not None and (found.server.answered, found.server.path) == (12, str(build / SERVER))
@@ -232,7 +218,7 @@ def is_as_predicted(use: LaterUse) -> bool:
     return is_less or abs(use.predicted - use.real) <= use.rounding
 
 
-def test_with_two_gib_less_the_printed_cache_holds(models: Mapping[str, Path], server: Path) -> None:
+def test_with_two_gib_less_the_printed_cache_holds(models: dict[str, Path], server: Path) -> None:
     options: dict[str, Any] = {"n_ctx": 1024, "n_seq_max": 4, "devices": ["none"], "type_k": "f32", "type_v": "f32"}
     plan = fitter.fit(models["wide"], program=SERVER, host_memory="8GiB", **options)
     load = plan.host.used - plan.host.later
@@ -253,7 +239,7 @@ def test_with_two_gib_less_the_printed_cache_holds(models: Mapping[str, Path], s
 # --- the command
 
 
-def test_the_table_of_the_server_on_the_path(models: Mapping[str, Path], server: Path) -> None:
+def test_the_table_of_the_server_on_the_path(models: dict[str, Path], server: Path) -> None:
     path = f"{server.parent}{os.pathsep}{os.environ['PATH']}"
     words = ("--for", SERVER, "-c", 2048, "-np", 2, "-dev", "none", "-cram", 256, "--prompts", 6)
     done = run_fitter("verify", models["hybrid"], *words, PATH=path)
@@ -296,7 +282,7 @@ def test_what_exceeds_the_plan_fails(kind: str, plan_file: Path, server: Path, t
         assert re.match(rf"{said}.*CPU {kind} \+\d,\d\d\d bytes$", done.stdout.splitlines()[-1])
 
 
-def test_a_checkpoint_that_exceeds_the_plan_fails(models: Mapping[str, Path], server: Path) -> None:
+def test_a_checkpoint_that_exceeds_the_plan_fails(models: dict[str, Path], server: Path) -> None:
     plan = fitter.fit(models["hybrid"], program=SERVER, n_ctx=1024, n_seq_max=2, devices=["none"], **SMALL)
     smaller = tuple(replace(each, each=each.each - 4096) for each in plan.later)
     found = fitter.verify(plan=replace(plan, later=smaller), program=SERVER, server=server, prompts=2)
@@ -357,49 +343,38 @@ def test_a_server_that_says_nothing(plan_file: Path, fake: Callable[[str], Path]
     assert [(use.kind, use.real) for use in found.server.later] == [("prompt cache", None)]
 
 
-FAILS: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
-    "it ends while it loads": (
-        "print('0.00.001.000 E srv  load_model: failed to load model, x')\n"
-        "print('0.00.001.001 E llama_model_load: error loading model: no room for a tensor')\nsys.exit(1)",
-        {},
-        LlamaCppCrashError,
-        r"llama-server ended before it had loaded the model \(exit status 1\): no room for a tensor$",
-    ),
-    "it refuses prompts": (
-        SERVES.replace("ANSWER", "self.answer({'error': {'message': 'no room for so many tokens'}}, 500)"),
-        {"prompts": 3},
-        LlamaCppError,
-        "llama-server answered none of 3 prompts: no room for so many tokens$",
-    ),
-    "it ends in between": (
-        SERVES.replace("ANSWER", "print('GGML_ASSERT(false) failed', flush=True); import os; os._exit(134)"),
-        {"prompts": 9},
-        LlamaCppCrashError,
-        r"llama-server ended while it answered prompts, 0 of 9 \(exit status 134\): GGML_ASSERT\(false\) failed$",
-    ),
-    "another program always has its port": (
-        "print('srv start: couldn\\'t bind HTTP server socket, hostname: 127.0.0.1')\nsys.exit(1)",
-        {},
-        LlamaCppError,
-        r"llama-server got no port of its own: another program took 3 free ones before it, last \d+; try again$",
-    ),
-}
+NO_ROOM = """\
+print('0.00.001.000 E srv  load_model: failed to load model, x')
+print('0.00.001.001 E llama_model_load: error loading model: no room for a tensor')
+sys.exit(1)"""
+REFUSES = SERVES.replace("ANSWER", "self.answer({'error': {'message': 'no room for so many tokens'}}, 500)")
+ABORTS = SERVES.replace("ANSWER", "print('GGML_ASSERT(false) failed', flush=True); import os; os._exit(134)")
+NO_PORT = "print('srv start: couldn\\'t bind HTTP server socket, hostname: 127.0.0.1')\nsys.exit(1)"
 
 
-@cases(FAILS)
+@named_cases(
+    ("ends while it loads", NO_ROOM, "ended before it had loaded the model (exit status 1): no room for a tensor"),
+    ("refuses prompts", REFUSES, "answered none of 9 prompts: no room for so many tokens"),
+    (
+        "ends in between",
+        ABORTS,
+        "ended while it answered prompts, 0 of 9 (exit status 134): GGML_ASSERT(false) failed",
+    ),
+    (
+        "never has its port",
+        NO_PORT,
+        "got no port of its own: another program took 3 free ones before it, last PORT; try again",
+    ),
+)
 def test_a_server_that_fails(
-    code: str,
-    options: dict[str, Any],
-    error: type[Exception],
-    message: str,
-    plan_file: Path,
-    fake: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
+    code: str, message: str, plan_file: Path, fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompts, "SECONDS", SECONDS)
-    with pytest.raises(error, match=message) as caught:
-        verify(plan_file, fake(code), **options)
-    assert "\n" not in str(caught.value)
+    kind = LlamaCppCrashError if message.startswith("ended") else LlamaCppError
+    text = re.escape(f"llama-server {message}").replace("PORT", r"\d+")
+    with pytest.raises(kind, match=rf"\A[^\n]*{text}\Z") as caught:
+        verify(plan_file, fake(code), prompts=9)
+    assert type(caught.value) is kind
 
 
 def test_a_server_that_hangs(plan_file: Path, fake: Callable[[str], Path]) -> None:
@@ -421,52 +396,20 @@ def test_a_server_that_never_answers(
 
 
 def test_a_server_that_does_not_start(plan_file: Path, fake: Callable[..., Path], tmp_path: Path) -> None:
-    plain = tmp_path / "plain"
-    plain.write_text("x")
-    foreign = tmp_path / "foreign"
-    foreign.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(57))
-    foreign.chmod(0o755)
-
-    silent = tmp_path / "silent"
-    silent.write_text("#!/bin/sh\nexit 0\n")
-    silent.chmod(0o755)
-    other = fake("", "version: 1 (abcdef0)")
-    cases: dict[str, tuple[Path, type[Exception], str]] = {
-        "not executable": (plain, LibraryError, r"plain is not executable: chmod \+x it, or name another llama-server"),
-        "another machine's": (foreign, LibraryError, "foreign cannot be started \\(exec format error\\): name a"),
-        "another program": (silent, PlanError, "silent does not say its version, .* is it a llama-server[?] Name one"),
-        "another build": (other, PlanError, r"made with llama.cpp .*, and .*llama-server is 1 \(abcdef0\), which may"),
-    }
-    for name, (path, error, message) in cases.items():
+    programs = {"plain": b"x", "foreign": b"\x7fELF\x02\x01\x01" + bytes(57), "silent": b"#!/bin/sh\nexit 0\n"}
+    for name, content in programs.items():
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).chmod(0o644 if name == "plain" else 0o755)
+    fake("", "version: 1 (abcdef0)")
+    for name, error, message in (
+        ("plain", LibraryError, r"plain is not executable: chmod \+x it, or name another llama-server"),
+        ("foreign", LibraryError, "foreign cannot be started \\(exec format error\\): name a"),
+        ("silent", PlanError, "silent does not say its version, .* is it a llama-server[?] Name one"),
+        (SERVER, PlanError, r"made with llama.cpp .*, and .*llama-server is 1 \(abcdef0\), which may"),
+    ):
         with pytest.raises(error, match=message) as caught:
-            verify(plan_file, path)
+            verify(plan_file, tmp_path / name)
         assert "\n" not in str(caught.value), name
-
-
-def test_what_makes_no_sense(models: Mapping[str, Path], plan_file: Path, server: Path, tmp_path: Path) -> None:
-    cases: dict[str, tuple[list[object], int, str]] = {
-        "no server": (
-            [models["dense"], "--for", SERVER],
-            3,
-            "there is no llama-server on the PATH: install llama.cpp, or",
-        ),
-        "llama-cli": ([models["dense"], "--for", "llama-cli"], 2, "fitter verify cannot start llama-cli: use --for"),
-        "Ollama": ([models["dense"], "--for", "ollama"], 2, "fitter verify cannot start ollama: use --for"),
-        "another program": (
-            [models["dense"], "--for", "any", "--server", server],
-            2,
-            "--server is for --for llama-server: give that, or leave --server out",
-        ),
-        "prompts of nobody": (
-            ["--plan", plan_file, "--prompts", 3],
-            2,
-            "--prompts is for --for llama-server: give that, or leave --prompts out",
-        ),
-    }
-    for name, (words, status, message) in cases.items():
-        done = run_fitter("verify", *words, PATH=str(tmp_path))
-        assert (done.returncode, done.stdout) == (status, ""), (name, done.stderr)
-        assert len(done.stderr.splitlines()) == 1 and message in done.stderr, (name, done.stderr)
 
 
 class OtherServer(BaseHTTPRequestHandler):
@@ -515,9 +458,8 @@ def test_a_server_that_is_killed_while_it_answers(plan_file: Path, server: Path)
             (found,) = (each for each in running_servers() if "supervisor" not in words_of(each))
             found.kill()
 
-    with pytest.raises(
-        LlamaCppCrashError, match=r"llama-server ended while it answered prompts, \d of 40 \(signal 9\)"
-    ):
+    said = r"llama-server ended while it answered prompts, \d of 40 \(signal 9\)"
+    with pytest.raises(LlamaCppCrashError, match=said):
         verify(plan_file, server, on_progress=kill)
 
 
@@ -525,13 +467,8 @@ def test_a_server_that_is_killed_while_it_answers(plan_file: Path, server: Path)
 def at_work(plan_file: Path, server: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """A command that has started its llama-server, with all processes that it has."""
     words = ["verify", "--plan", str(plan_file), "--for", SERVER, "--server", str(server), "--prompts", "5000"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fitter", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-m", "fitter", *words], start_new_session=True, **pipes)
     with process:
         try:
             yield process, processes_of(process)

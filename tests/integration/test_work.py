@@ -25,14 +25,7 @@ from tools.models.tiny_kinds import write_hybrid
 TALK = "prompt=600,reused=80%,answer=50,turns=4"
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("work")
-    return {
-        "moe": write_tiny(folder / "moe.gguf"),
-        "dense": write_tiny(folder / "dense.gguf", TINY_DENSE),
-        "hybrid": write_hybrid(folder / "hybrid.gguf"),
-    }
+MODELS = {"moe": TINY_MOE, "dense": TINY_DENSE, "hybrid": write_hybrid}
 
 
 def planned(path: Path, **words: Any) -> Plan:
@@ -203,20 +196,3 @@ def test_a_plan_for_many_users_is_another_one(tmp_path: Path) -> None:
     assert one.estimate is not None
     assert many.estimate is not None
     assert many.estimate.estimate.generation_seconds > one.estimate.estimate.generation_seconds
-
-
-@named_cases(
-    ("a prompt beside work", ["--workload", "chat", "--prompt", "5"], "leave --prompt out"),
-    ("an answer beside work", ["--workload", "chat", "--generate", "5"], "leave --generate out"),
-    ("a speed without users", ["--at-least", "5"], "say how many with --users"),
-    ("no speed", ["--users", "2", "--at-least", "0"], "above 0"),
-    ("no users", ["--users", "0"], "0 is too small"),
-    ("no work", ["--workload", "agnt"], "neither a log of llama-server nor one of"),
-    ("a log of nothing", ["--workload", __file__], "has no request of a llama-server"),
-    ("an acceptance without a draft", ["--acceptance", "50%"], "use it with -md or --mtp"),
-    ("too large an acceptance", ["--acceptance", "150%", "--mtp"], "give a share from 0 to 1"),
-)
-def test_what_is_refused_in_one_line(words: list[str], why: str, models: dict[str, Path]) -> None:
-    done = run_fitter(str(models["moe"]), "--gpu", "64MiB", *words)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert why in done.stderr
