@@ -17,17 +17,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 LONGEST_FIRST = (
-    *("test_docs", "test_against_upstream", "test_llama_builds_refused", "test_shared", "test_regression"),
-    *("test_search_properties", "test_skeleton_plans", "test_hostile_text", "test_bad_input", "test_formats"),
-    *("test_failed_loads", "test_builds_compared", "test_llama_builds_plans", "test_verify_server", "test_packaging"),
-    *("test_exit_status", "test_calibrate", "test_cli", "test_llama_cpp", "test_programs", "test_report"),
-    *("test_profile_tables", "test_pytest_plugin", "test_serve", "test_verify", "test_skeleton", "test_json_schema"),
-    *("test_rpc", "test_planner", "test_remote_models", "test_explore", "test_server_fit", "test_repositories"),
-    *("test_mutated_headers", "test_interrupt", "test_malformed_headers"),
+    *("test_docs", "test_search_properties", "test_serve", "test_verify_server", "test_shared", "test_rpc"),
+    *("test_llama_builds_refused", "test_against_upstream", "test_hostile_text", "test_skeleton", "test_programs"),
+    *("test_fleet", "test_pytest_plugin", "test_failed_loads", "test_release", "test_regression", "test_shapes"),
+    *("test_report", "test_malformed_headers", "test_planner", "test_json_schema", "test_real_load", "test_explore"),
+    *("test_by_hand", "test_offload_table", "test_packaging", "test_claim", "test_builds_compared"),
+    *("test_llama_builds_plans", "test_tune", "test_verify", "test_levers", "test_remote_models", "test_repositories"),
+    *("test_poor_systems", "test_every_system", "test_llama_cpp", "test_formats", "test_bad_input"),
+    *("test_exit_status", "test_cli", "test_profile_tables", "test_pools", "test_tokenizers", "test_calibrate"),
+    *("test_interrupt", "test_conversations"),
 )
 """Files that take longest in `make test` on two cores: they begin first, so that no process works alone at the end."""
 
-WAITING = ("test_under_wine", "test_windows")
+WAITING = ("test_windows",)
 """Files for which CI still makes something ready when the tests begin."""
 
 
@@ -38,6 +40,7 @@ SLOW = {
         *("reports", "models-without-a-file", "guides/pytest", "guides/ci", "draft-models", "which-gpu-to-buy"),
         *("virtual-gpus", "other-programs", "unified-memory", "explanation/", "when-it-does-not-fit", "macs"),
         *("guides/llama-server", "remote-devices", "web-planner", "hugging-face-models", "guides/llama-cpp-python"),
+        "printed[docs/guides/several-models",
     ),
     "test_against_upstream": (
         "qwen3-30b-a3b/12GiB+10GiB",
@@ -55,7 +58,6 @@ SLOW = {
             "rtx-4090+rtx-5090",
         ),
     ),
-    "test_benchmark": ("test_one_case",),
     "test_builds_compared": ("same_load[no card", "same_load[several", "same_load[no flash"),
     "test_exit_status": (
         *(f"says_nothing_to_run[{form}" for form in ("ini", "ik_llama", "python", "llama-swap", "compose", "ollama")),
@@ -69,6 +71,8 @@ SLOW = {
     "test_failed_loads": ("nothing[on a server-10", "nothing[here-10", "says_nothing_any_more", "beside_one_that_dies"),
     "test_faster_first": ("done[30000-8GiB", "done[None"),
     "test_formats": ("whole on one", "one of two", "what was given up", "no GPU", "format[four", "format[cache on"),
+    "test_demo": ("test_one_case",),
+    "test_gpu_layers": ("gap_left[qwen3-32b", "gap_left[qwen3-30b", "gap_left[qwen3-next"),
     "test_hostile_directory": (
         *(
             "with a server0",
@@ -87,11 +91,8 @@ SLOW = {
     "test_llama_builds_plans": ("[python-0", "hybrid on one card", "[b9842", "[v0.4.0"),
     "test_llama_builds_refused": ("layout_is_refused[b9842", "layout_is_refused[v0.5.0", "version_is_refused[b"),
     "test_llama_python": ("little", "embeddings"),
-    "test_malformed_headers": ("[HTTP",),
-    "test_mutated_headers": ("others_end_as_they_should", "[door3", "[quants", "[serve"),
-    "test_placements": ("gap_left[qwen3-32b", "gap_left[qwen3-30b", "gap_left[qwen3-next"),
-    "test_planner": ("of_fit[['8GiB'", "of_fit[['12GiB"),
-    "test_planner_memory": ("takes[70B",),
+    "test_malformed_headers": ("[HTTP", "others_end_as_they_should", "[door3", "[quants", "[serve"),
+    "test_planner": ("of_fit[['8GiB'", "of_fit[['12GiB", "takes[70B", "one_after_the_other"),
     "test_conversations": ("a larger card", "checkpoints, several", "weights once"),
     "test_planning_search_order": ("slower-on-fewer",),
     "test_pools": ("by_hand[m3-max", "by_hand[radeon", "by_hand[m1:", "by_hand[jetson"),
@@ -116,15 +117,11 @@ SLOW = {
         *("no_less[llama-3.1-8b/6GiB", "no_less[llama-3.1-8b/arc-a380/c4096-ngl12/draft"),
     ),
     "test_shared": ("alone[CUDA1", "alone[host-small", "alone[host-four, each"),
-    "test_skeleton": ("takes[split", "[dense-other", "[mixture of experts-other", "[latent attention-other"),
-    "test_skeleton_plans": (
-        "experts, two devices",
-        "recurrent layers",
-        "windows of attention",
-        "latent attention",
-        "host that is too small",
+    "test_skeleton": (
+        *("takes[split", "[dense-other", "[mixture of experts-other", "[latent attention-other"),
+        *("without[experts, two devices", "without[recurrent layers", "without[windows of attention"),
+        *("without[latent attention", "without[a host that is too small"),
     ),
-    "test_threads": ("one_after_the_other",),
     "test_verify_server": (
         *("[dense]", "[experts]", "[dense, one cache]", "[sliding windows]", "two_gib_less", "recurrent states"),
     ),

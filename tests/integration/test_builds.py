@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fitter.llama.build import find_layout
 from fitter.llama.build import library as native
-from fitter.llama.build.functions import backend_rules
-from fitter.llama.build.layouts import layouts, structs_of
-from tests.support.cases import named_cases
+from fitter.llama.build.epochs import backend_rules
+from fitter.llama.build.inspect_build import CHECKS, check_build
+from fitter.llama.build.layouts import STRUCTS, layouts, structs_of
+from tests.support.cases import cases, named_cases
 from tests.support.command import json_of_python
-from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tests.support.future_builds import Field, write_future_build
+from tests.support.llama_builds import LAYOUTS, NEWEST, where
+from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "vendor/llama.cpp/source"
@@ -243,3 +249,69 @@ def test_another_graph_optimize_than_configured_is_told(shape: Any, tmp_path: Pa
     assert json_of_python(_OPTIMIZED, model, "with")[0] is None
     assert json_of_python(_OPTIMIZED, model, "unknown") == json_of_python(_OPTIMIZED, model, "with")
     assert "called with an argument" in json_of_python(_OPTIMIZED, model, "without")[0]
+
+
+# --- builds of llama.cpp that are newer than every known one: they are refused, or taken and right
+
+
+OF_MODEL, OF_CONTEXT = STRUCTS
+
+REFUSED = {
+    "a flag like those beside it": (
+        Field(OF_CONTEXT, "op_offload", "bool", "01"),
+        "its parameters are laid out as in no version that fitter knows",
+    ),
+    "what defaults cannot tell: main_gpu": (Field(OF_MODEL, "main_gpu", "int32_t", "00"), "bytes of CUDA0 instead of"),
+    "what defaults cannot tell: kv_unified": (
+        Field(OF_CONTEXT, "kv_unified", "bool", "00"),
+        "one of two devices: the KV cache take",
+    ),
+    "what defaults cannot tell: no_alloc": (
+        Field(OF_MODEL, "no_alloc", "bool", "00"),
+        "a load that should allocate nothing takes real memory",
+    ),
+}
+
+
+def future(directory: Path, *fields: Field) -> str:
+    """The newest build with further fields."""
+    return str(write_future_build(directory, Path(where(NEWEST)), layouts()[LAYOUTS[NEWEST]], fields))
+
+
+def fit(model: Path, build: str) -> tuple[int, str, str]:
+    words = ["-m", "fitter", str(model), "--gpu", "24MiB", "--gpu", "8GiB", "--llama-cpp", build, "--json"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@named_cases(
+    (
+        "a field in the middle of each struct",
+        (Field(OF_MODEL, "tensor_split", "int32_t", "07"), Field(OF_CONTEXT, "n_threads", "size_t", "2a")),
+    ),
+    (
+        "two fields of one struct",
+        (Field(OF_CONTEXT, "n_batch", "int32_t", "07"), Field(OF_CONTEXT, "embeddings", "bool", "01")),
+    ),
+)
+def test_a_build_that_is_taken_is_right(fields: tuple[Field, ...], tmp_path: Path) -> None:
+    build, model = future(tmp_path / "future", *fields), write_tiny(tmp_path / "moe.gguf")
+    found = check_build(build)
+    assert (found.problem, found.layout, found.checks) == ("", find_layout.UNKNOWN, CHECKS)
+    plans = []
+    for each in (build, where(NEWEST)):
+        status, printed, said = fit(model, each)
+        assert status == 0, said
+        plan = json.loads(printed)
+        plans.append({key: plan[key] for key in ("params", "devices", "host", "fits")})
+    assert plans[0] == plans[1]
+
+
+@cases(REFUSED)
+def test_a_build_that_is_refused(field: Field, why: str, tmp_path: Path) -> None:
+    build, model = future(tmp_path / "future", field), write_tiny(tmp_path / "moe.gguf")
+    status, printed, said = fit(model, build)
+    assert (status, printed) == (3, "")
+    (line,) = said.splitlines()
+    assert f"{build}/libllama.so" in line
+    assert why in line

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import json
+import math
 import re
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterable
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,8 @@ from fitter.llama.client import Worker
 from fitter.text import speed
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
+from tools import card_users, shapes
+from tools.card_users import RUNS, Turn
 
 MODELS = ("llama-3.1-8b", "qwen3-30b-a3b")
 
@@ -219,18 +226,75 @@ def test_what_does_not_fit_has_no_estimate(models: dict[str, Path]) -> None:
     assert json.loads(done.stdout)["estimate"] is None
 
 
-@cases(
-    (["-c", "4096", "--prompt", "4000", "--generate", "97"], "more than the context of 4096"),
-    (["-c", "8192", "-np", "2", "--prompt", "4096"], "more than the context of 4096"),
-    (["--prompt", "200000"], "the model's own context of 131072"),
-    (["--generate", "-1"], "Invalid value for '--generate': -1 is too small; the smallest is 1"),
-    (["--host-bandwidth", "0GB/s"], "'0GB/s' is not a bandwidth"),
-    (["--objective", "best"], "unknown objective 'best'"),
-    (["--strategy", "best"], "unknown strategy 'best'"),
-    (["-ngl", "0", "-ts", "1,1"], "-ngl 0 keeps every layer on the host, but -ts splits layers over devices"),
-)
-def test_wrong_words_are_one_line(words: list[str], says: str, models: dict[str, Path]) -> None:
-    done = run_fitter(str(models["llama-3.1-8b"]), "--gpu", "2x 24GiB", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("fitter: error: ") and done.stderr.count("\n") == 1, done.stderr
-    assert says in done.stderr
+# --- a plan is the same whichever way Python adds: from 3.12 on its ``sum`` rounds floating-point numbers otherwise
+
+
+GPUS = ("4GiB", "3GiB")
+"""Two places of the same price for a tensor, one of which is a rounding cheaper."""
+
+
+@named_cases(("exact, in order", (math.fsum, lambda numbers: reduce(add, numbers, 0.0))))
+def test_a_plan_is_the_same(ways: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = shapes.write("nemotron-h-9b", tmp_path, vocab=False)
+    plain = builtins.sum
+    plans = []
+    for way in ways:
+
+        def added(numbers: Iterable[Any], start: Any = 0, way: Any = way) -> Any:
+            found = list(numbers)
+            is_real = start == 0 and any(type(each) is float for each in found)
+            return way(found) if is_real else plain(found, start)
+
+        monkeypatch.setattr(builtins, "sum", added)
+        plan = fitter.fit(model, gpus=GPUS, program="llama-server")
+        plans.append((plan.params, plan.arguments(), plan.estimate))
+    assert plans[0] == plans[1]
+
+
+# --- turns of 1 to 32 users that a card took (``tests/data/speeds/card_users.csv``), beside estimates without a card
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> list[Turn]:
+    return list(card_users.turns(tmp_path_factory.mktemp("models")))
+
+
+def test_every_row_is_estimated(every: list[Turn]) -> None:
+    assert len(every) == 35
+    assert {turn.run for turn in every} == set(RUNS)
+
+
+def test_how_far_off_turns_are(every: list[Turn]) -> None:
+    """The guide on users states these errors."""
+    off = [abs(turn.estimated / turn.measured - 1) for turn in every]
+    assert statistics.median(off) < 0.18
+    assert sum(each < 0.5 for each in off) >= 33
+
+
+def test_the_order(every: list[Turn]) -> None:
+    """More users, other settings, and other work: slower where it was slower by a tenth."""
+    pairs = [
+        (one.measured < other.measured) == (one.estimated < other.estimated)
+        for one, other in itertools.combinations(every, 2)
+        if one.run.model == other.run.model
+        and one.run.placement == other.run.placement
+        and max(one.measured, other.measured) > 1.1 * min(one.measured, other.measured)
+    ]
+    assert len(pairs) > 200
+    assert sum(pairs) / len(pairs) > 0.9
+
+
+def test_what_saving_idle_slots_costs(every: list[Turn]) -> None:
+    def turn(settings: str, slots: int, users: int) -> Turn:
+        return next(
+            each
+            for each in every
+            if each.run.model == "llama-3.1-8b"
+            and (each.run.work, each.run.settings, each.run.slots) == ("conversation", settings, slots)
+            and each.users == users
+        )
+
+    for users in (8, 32):
+        saved, stayed = (turn(settings, 32, users) for settings in (card_users.SAVED, card_users.STAY))
+        assert saved.measured > 1.9 * stayed.measured
+        assert saved.estimated > 1.9 * stayed.estimated

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import functools
+import http.client
 import itertools
 import json
+import os
 import re
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
 import fitter
+from examples.tiny_moe import TinyModel
 from fitter.errors import UsageError
 from fitter.machine.speed import named
+from fitter.output.formats import render_fleet
 from fitter.output.keywords import fit_kwargs
 from fitter.parameters.targets import FLEET_FORMATS
+from fitter.planning.fleet.fleet import Fleet
+from fitter.programs.resident import resident
 from fitter.regression.lockfile import read_lock
-from tests.support.cases import cases, named_cases
-from tests.support.command import run_fitter
-from tools.fleets.cases import FLEETS, FleetExample
-from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tests.support.cases import cases, named_cases, refused
+from tests.support.command import Command, run_fitter
+from tests.support.patience import SECONDS, all_end, is_running, until
+from tools import upstream
+from tools.fleet_cases import FLEETS, FleetExample
+from tools.rpc_servers import free_port
+from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 EXAMPLES = {example.name: example for example in FLEETS}
 LONG = ("six large models on eight cards", "eight models on two cards")
@@ -142,39 +155,38 @@ def test_more_memory_and_a_faster_disk_make_no_fleet_slower() -> None:
     assert seconds == sorted(seconds, reverse=True)
 
 
-REFUSED = {
-    "one model": ({"a": {}}, "a fleet has 2 to 12 models, and this one 1: add another one"),
-    "thirteen models": (
-        {f"m{index}": {"model": "shape://qwen2-7b"} for index in range(13)},
-        "a fleet has 2 to 12 models, and this one 13: leave some out",
-    ),
-    "no model": ({"a": {"model": ""}, "b": {}}, "'a' has no model: give a path or an address as model"),
-    "a model that is gone": (
-        {"a": {"model": "gone.gguf"}, "b": {"model": "shape://qwen2-7b"}},
+SHAPE = {"model": "shape://qwen2-7b"}
+THIRTEEN = {f"m{index}": SHAPE for index in range(13)}
+
+
+@named_cases(
+    ("one model", {"a": SHAPE}, "a fleet has 2 to 12 models, and this one 1: add another one"),
+    ("thirteen models", THIRTEEN, "a fleet has 2 to 12 models, and this one 13: leave some out"),
+    ("no model", {"a": {"model": ""}, "b": {}}, "'a' has no model: give a path or an address as model"),
+    (
+        "a model that is gone",
+        {"a": {"model": "gone.gguf"}, "b": SHAPE},
         "the model of 'a' is gone: gone.gguf does not exist",
     ),
-    "a keyword that fit has not": (
-        {"a": {"model": "shape://qwen2-7b", "n_ctxx": 1}, "b": {"model": "shape://qwen2-7b"}},
+    (
+        "a keyword that fit has not",
+        {"a": {**SHAPE, "n_ctxx": 1}, "b": SHAPE},
         "'a': fit has no keyword n_ctxx: did you mean n_ctx?",
     ),
-    "never with nobody": (
-        {"a": {"model": "shape://qwen2-7b", "never_with": ["c"]}, "b": {"model": "shape://qwen2-7b"}},
+    (
+        "never with nobody",
+        {"a": {**SHAPE, "never_with": ["c"]}, "b": SHAPE},
         "'a' is never with 'c', which is no model of the fleet",
     ),
-    "a share of text": (
-        {"a": {"model": "shape://qwen2-7b", "share": "x"}, "b": {"model": "shape://qwen2-7b"}},
+    (
+        "a share of text",
+        {"a": {**SHAPE, "share": "x"}, "b": SHAPE},
         "the share of 'a' is 'x': give a number of at least 0",
     ),
-}
-
-
-@cases(REFUSED)
+)
 def test_bad_input_is_one_line(models: Any, message: str) -> None:
-    if len(models) == 1:
-        models = {"a": {"model": "shape://qwen2-7b"}}
-    with pytest.raises(UsageError) as error:
+    with refused(UsageError, message):
         fitter.fleet(models, gpus="24GiB")
-    assert str(error.value) == message
 
 
 def chat_and_coder(**coder: Any) -> dict[str, dict[str, Any]]:
@@ -241,110 +253,96 @@ resident = true
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with cases, which is the current one."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "fitter.toml").write_text(TOML)
     return tmp_path
 
 
-def test_the_command_prints_tables_json_and_every_format(folder: Path) -> None:
+def test_the_command_prints_tables_json_and_every_format(folder: Path, command: Command) -> None:
     table = run_fitter("fleet", cwd=folder)
     assert (table.returncode, table.stderr) == (0, "")
     assert "embed (stays)" in table.stdout
-    document = json.loads(run_fitter("fleet", "--json", cwd=folder).stdout)
-    assert [model["name"] for model in document["models"]] == ["chat", "embed"]
-    for name in FLEET_FORMATS:
-        done = run_fitter("fleet", "--format", name, cwd=folder)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout
-    config = yaml.safe_load(run_fitter("fleet", "--format", "llama-swap", cwd=folder).stdout)
-    assert set(config["models"]) == {"chat", "embed"}
+    assert [model["name"] for model in command("fleet", "--json").document["models"]] == ["chat", "embed"]
+    formats = {name: command("fleet", "--format", name) for name in FLEET_FORMATS}
+    assert not {name: each for name, each in formats.items() if each.status or each.err or not each.out}
+    assert set(yaml.safe_load(formats["llama-swap"].out)["models"]) == {"chat", "embed"}
 
 
-def test_here_is_this_machine_whatever_the_cases_name(tmp_path: Path) -> None:
-    for model in (TINY_MOE, TINY_DENSE):
-        write_tiny(tmp_path / f"{model.name.replace(' ', '-')}.gguf", model)
-    names = sorted(path.name for path in tmp_path.glob("*.gguf"))
-    cases = "".join(f'[cases.m{index}]\nmodel = "{name}"\n' for index, name in enumerate(names))
-    (tmp_path / "fitter.toml").write_text(f'[defaults]\ngpu = ["rtx-4090"]\n{cases}[fleet]\n')
-    described = json.loads(run_fitter("fleet", "--json", cwd=tmp_path).stdout)
-    here = json.loads(run_fitter("fleet", "--json", "--here", cwd=tmp_path).stdout)
+def test_here_is_this_machine_whatever_the_cases_name(folder: Path, command: Command) -> None:
+    for number, model in enumerate((TINY_MOE, TINY_DENSE)):
+        write_tiny(folder / f"{number}.gguf", model)
+    cases = "".join(f'[cases.m{number}]\nmodel = "{number}.gguf"\n' for number in (0, 1))
+    (folder / "fitter.toml").write_text(f'[defaults]\ngpu = ["rtx-4090"]\n{cases}[fleet]\n')
+    described = command("fleet", "--json").document
+    here = command("fleet", "--json", "--here").document
     assert [use["name"] for use in described["sets"][0]["memory"]] == ["CUDA0", "host"]
     assert [use["name"] for use in here["sets"][0]["memory"]] == ["host"]
     assert here["sets"][0]["models"] == ["m0", "m1"]
     assert here["sets"][0]["memory"][0]["room"] > 0
 
 
-def test_the_command_says_what_does_not_fit(folder: Path) -> None:
+def test_the_command_says_what_does_not_fit(folder: Path, command: Command) -> None:
     (folder / "fitter.toml").write_text(TOML.replace("n_ctx = 8192", "n_ctx = 131072\nn_gpu_layers = 33"))
-    done = run_fitter("fleet", "--format", "ini", cwd=folder)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("fitter: does not fit: 'chat' does not fit on this machine, even alone: ")
+    status, out, err = command("fleet", "--format", "ini")
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("fitter: does not fit: 'chat' does not fit on this machine, even alone: ")
 
 
-def test_the_command_needs_a_fleet(tmp_path: Path) -> None:
-    done = run_fitter("fleet", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("fitter: error: fitter.toml does not exist: ")
-    (tmp_path / "fitter.toml").write_text('[cases.a]\nmodel = "a.gguf"\n')
-    done = run_fitter("fleet", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == 'fitter: error: fitter.toml has no fleet: add [fleet] with goal = "time"\n'
+def test_the_command_needs_a_fleet(folder: Path, command: Command) -> None:
+    (folder / "fitter.toml").write_text('[cases.a]\nmodel = "a.gguf"\n')
+    said = 'fitter: error: fitter.toml has no fleet: add [fleet] with goal = "time"\n'
+    assert command("fleet") == (2, "", said)
+    (folder / "fitter.toml").unlink()
+    status, _, err = command("fleet")
+    assert status == 2 and err.startswith("fitter: error: fitter.toml does not exist: ")
 
 
-def test_a_model_that_grows_fails_the_set_by_name(folder: Path) -> None:
-    assert run_fitter("lock", cwd=folder).returncode == 0
+def test_a_model_that_grows_fails_the_set_by_name(folder: Path, command: Command) -> None:
+    assert command("lock").status == 0
     lock = read_lock(folder / "fitter.lock").fleet
-    assert lock is not None
-    assert lock.sets == (("chat", "embed"),)
-    same = run_fitter("check", "-v", cwd=folder)
-    assert (same.returncode, same.stderr) == (0, "")
-    assert "fleet/chat+embed same" in same.stdout
+    assert lock is not None and lock.sets == (("chat", "embed"),)
+    same = command("check", "-v")
+    assert (same.status, same.err) == (0, "") and "fleet/chat+embed same" in same.out
+    # one updated case leaves the fleet in the lock
+    assert command("lock", "--update", "chat").status == 0
+    assert read_lock(folder / "fitter.lock").fleet == lock
     (folder / "fitter.toml").write_text(TOML.replace("n_ctx = 8192", "n_ctx = 30720\nmax_growth = '100%'"))
-    grown = run_fitter("check", "--json", cwd=folder)
-    assert grown.returncode == 4
-    (failed,) = [case for case in json.loads(grown.stdout)["cases"] if case["name"].startswith("fleet/")]
-    assert failed["status"] == "failed"
+    grown = command("check", "--json")
+    (failed,) = [case for case in grown.document["cases"] if case["name"].startswith("fleet/")]
+    assert (grown.status, failed["status"]) == (4, "failed")
     assert failed["failures"][0].startswith("chat, embed no longer fit together: CUDA0 takes ")
     assert any(cause["what"] == "chat on CUDA0" for cause in failed["causes"])
 
 
-def test_a_check_needs_no_log(folder: Path) -> None:
+def test_a_check_needs_no_log(folder: Path, command: Command) -> None:
     toml = TOML.replace("share = 3\n", "").replace(
         "[fleet.models.embed]", '[fleet]\nlog = "router.log"\n[fleet.models.embed]'
     )
     (folder / "fitter.toml").write_text(toml)
     line = "srv  proxy_reques: proxying request to model {} on port 40001\n"
     (folder / "router.log").write_text(line.format("chat") + line.format("embed") * 3)
-    document = json.loads(run_fitter("fleet", "--json", cwd=folder).stdout)
-    assert {model["name"]: model["share"] for model in document["models"]} == {"chat": 0.25, "embed": 0.75}
-    assert run_fitter("lock", cwd=folder).returncode == 0
+    models = command("fleet", "--json").document["models"]
+    assert {model["name"]: model["share"] for model in models} == {"chat": 0.25, "embed": 0.75}
+    assert command("lock").status == 0
     (folder / "router.log").unlink()
-    assert run_fitter("check", cwd=folder).returncode == 0
-    done = run_fitter("fleet", cwd=folder)
-    assert done.returncode == 2
-    assert done.stderr.endswith("router.log does not exist: give the log of a server\n")
+    assert command("check").status == 0
+    status, _, err = command("fleet")
+    assert status == 2 and err.endswith("router.log does not exist: give the log of a server\n")
 
 
-def test_a_check_needs_the_fleet_in_the_lock(folder: Path) -> None:
+def test_cases_and_lock_have_both_a_fleet_or_none(folder: Path, command: Command) -> None:
     (folder / "fitter.toml").write_text(TOML.partition("[fleet")[0])
-    assert run_fitter("lock", cwd=folder).returncode == 0
+    assert command("lock").status == 0
     (folder / "fitter.toml").write_text(TOML)
-    done = run_fitter("check", cwd=folder)
-    assert done.returncode == 2
-    assert "the fleet in fitter.toml is not in fitter.lock: run 'fitter lock'" in done.stderr
-
-
-def test_one_updated_case_leaves_the_fleet_in_the_lock(folder: Path) -> None:
-    assert run_fitter("lock", cwd=folder).returncode == 0
-    before = read_lock(folder / "fitter.lock").fleet
-    assert run_fitter("lock", "--update", "chat", cwd=folder).returncode == 0
-    assert read_lock(folder / "fitter.lock").fleet == before
+    status, _, err = command("check")
+    assert status == 2 and "the fleet in fitter.toml is not in fitter.lock: run 'fitter lock'" in err
+    assert command("lock").status == 0
     (folder / "fitter.toml").write_text(TOML.partition("[fleet")[0])
-    done = run_fitter("check", cwd=folder)
-    assert "fitter: error: fleet: the case is in fitter.lock, but not in fitter.toml" in done.stderr
-    assert run_fitter("lock", "--prune", cwd=folder).returncode == 0
+    said = "fitter: error: fleet: the case is in fitter.lock, but not in fitter.toml"
+    assert said in command("check").err
+    assert command("lock", "--prune").status == 0
     assert read_lock(folder / "fitter.lock").fleet is None
 
 
@@ -359,23 +357,24 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @named_cases(
-    ("a build in the cases", ("./evil", ""), "llama_cpp is './evil', which is native code"),
-    ("a build in the lock", ("", "llama_cpp = './evil'"), "'chat' has llama_cpp in the lock, which no fleet records"),
-    ("a backend in the lock", ("", "profile = 'library:/x'"), "'chat' has profile in the lock, which no fleet records"),
-    ("a server in the lock", ("", "rpc = 'evil:1'"), "'chat' has rpc in the lock, which no fleet records"),
-    ("a file in the lock", ("", "mmproj = '/etc/x'"), "'chat' has mmproj in the lock, which no fleet records"),
+    ("a build in the cases", "./evil", "", "llama_cpp is './evil', which is native code"),
+    ("a build in the lock", "", "llama_cpp = './evil'", "'chat' has llama_cpp in the lock, which no fleet records"),
+    ("a backend in the lock", "", "profile = 'library:/x'", "'chat' has profile in the lock, which no fleet records"),
+    ("a server in the lock", "", "rpc = 'evil:1'", "'chat' has rpc in the lock, which no fleet records"),
+    ("a file in the lock", "", "mmproj = '/etc/x'", "'chat' has mmproj in the lock, which no fleet records"),
 )
-def test_neither_file_runs_what_nobody_trusts(words: tuple[str, str], message: str, lock: str, tmp_path: Path) -> None:
-    build, keyword = words
+def test_neither_file_runs_what_nobody_trusts(
+    build: str, keyword: str, message: str, lock: str, folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     toml = TOML.replace("[defaults]\n", f"[defaults]\nllama_cpp = '{build}'\n") if build else TOML
     head = "[fleet.models.chat.keywords]\n"
     assert head in lock
-    (tmp_path / "fitter.toml").write_text(toml)
-    (tmp_path / "fitter.lock").write_text(lock.replace(head, f"{head}{keyword}\n"))
-    (tmp_path / "evil").mkdir()
-    done = run_fitter("check", cwd=tmp_path, FITTER_TRUST=None)
-    assert done.returncode == 2
-    assert message in done.stderr
+    (folder / "fitter.toml").write_text(toml)
+    (folder / "fitter.lock").write_text(lock.replace(head, f"{head}{keyword}\n"))
+    (folder / "evil").mkdir()
+    monkeypatch.delenv("FITTER_TRUST", raising=False)
+    status, _, err = command("check")
+    assert status == 2 and message in err
 
 
 def test_sizes_may_be_words_and_a_timeout_is_the_workers() -> None:
@@ -392,13 +391,13 @@ def test_the_users_order_of_devices_is_kept() -> None:
         assert model.plan.breakdown.devices in (("CUDA1", "CUDA0"), ("CUDA1",))
 
 
-def test_a_budget_counts_no_memory_of_the_others(tmp_path: Path) -> None:
+def test_a_budget_counts_no_memory_of_the_others(folder: Path, command: Command) -> None:
     model = 'model = "shape://llama-3.1-8b"\n'
     toml = TOML.replace("n_ctx = 8192\n", "").replace("cache_ram = 512", "cache_ram = 1024")
     contexts = []
     for budget in ("", '[cases.chat.budget]\nhost = "2GiB"\n'):
-        (tmp_path / "fitter.toml").write_text(toml.replace(model, model + budget))
-        (chat, _) = json.loads(run_fitter("fleet", "--json", cwd=tmp_path).stdout)["models"]
+        (folder / "fitter.toml").write_text(toml.replace(model, model + budget))
+        (chat, _) = command("fleet", "--json").document["models"]
         contexts.append(chat["plan"]["params"]["n_ctx"])
     # the embedder takes more than the rest of the 2 GiB, which is not the chat's; more context is no longer request
     assert contexts[0] == contexts[1] > 8192
@@ -408,3 +407,141 @@ def test_examples_have_all_kinds_of_machines() -> None:
     counts = [len(example.models) for example in EXAMPLES.values()]
     assert (min(counts), max(counts), len(counts)) == (2, 8, 12)
     assert all(isinstance(example, FleetExample) for example in EXAMPLES.values())
+
+
+# --- the preset of a fleet in the real llama-server as a router: what it loads, what it unloads, and its memory
+
+
+MIB = 2**20
+WIDE = TinyModel("tiny wide", n_layer=4, n_embd=64, n_head=8, n_head_kv=8, n_embd_head=128, n_ff=64, n_expert=0)
+"""A model with few weights and 32 KiB of f32 cache for each token."""
+NAMES = {"chat": "chat", "code": "code", "modèle": "modèle", "a:b": "a-b"}
+"""The models, and what their sections are called."""
+OF_ITS_CODE = 16 * MIB
+"""More than a llama-server has of its own beside what is counted: 7 MiB here, its vocabulary and threads."""
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """Four models of 256 MiB, any three of which fit; the first one is loaded at the start."""
+    model = write_tiny(tmp_path_factory.mktemp("models") / "wide.gguf", WIDE)
+    words: dict[str, Any] = {
+        "n_ctx": 8192,
+        "n_seq_max": 1,
+        "cache_ram": 0,
+        "type_k": "f32",
+        "type_v": "f32",
+        "gpus": "none",
+    }
+    plan = fitter.fit(model, program="llama-server", **words)
+    assert plan.breakdown.host.context == 256 * MIB
+    models: dict[str, dict[str, Any]] = {name: {"model": model} for name in NAMES}
+    models["chat"]["resident"] = True
+    # three and a half of them
+    made = fitter.fleet(models, host_memory=plan.host.margin + plan.host.used * 7 // 2, **words)
+    assert made.any_together == 3
+    assert {len(each.models) for each in made.sets} == {3}
+    return made
+
+
+@dataclass(frozen=True)
+class Router:
+    """A running router."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """The status and the JSON of an answer; 0 where nobody answers yet."""
+        assert self.process.poll() is None, "the router ended"
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        except ConnectionError:
+            return 0, None
+        finally:
+            connection.close()
+
+    def generate(self, name: str) -> None:
+        """Ask a model for two tokens; returns once they are there."""
+        status, answer = self.ask("POST", "/completion", {"model": name, "prompt": "ba lu mi", "n_predict": 2})
+        assert status == 200, answer
+        assert answer["tokens_predicted"] == 2
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """The state of each model."""
+        status, answer = self.ask("GET", "/models")
+        return {each["id"]: each["status"]["value"] for each in answer["data"]} if status == 200 else {}
+
+    @property
+    def loaded(self) -> set[str]:
+        """The models that are in memory."""
+        return {name for name, state in self.states.items() if state != "unloaded"}
+
+    @property
+    def servers(self) -> list[psutil.Process]:
+        """The processes that have the models."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@contextmanager
+def router(words: list[str], folder: Path) -> Iterator[Router]:
+    """Start a router by its command, and end all of its processes."""
+    port = free_port()
+    # no models of this machine's cache, and one thread each: many wait for each other where processors are shared
+    environment = {**os.environ, "LLAMA_CACHE": str(folder), "HF_HOME": str(folder), "LLAMA_ARG_THREADS": "1"}
+    command = [str(upstream.tool(words[0])), *words[1:], "--host", "127.0.0.1", "--port", str(port)]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    started, children = Router(process, port), list[psutil.Process]()
+    try:
+        until(lambda: started.ask("GET", "/health")[0] == 200, "the router never answers")
+        yield started
+    finally:
+        if process.poll() is None:
+            children = started.servers
+            process.terminate()
+        try:
+            process.wait(SECONDS)
+            assert all_end(children), "a llama-server is left"
+        finally:
+            for each in filter(is_running, children):
+                each.kill()
+            process.kill()
+
+
+def test_the_router_keeps_as_many_models_as_fit(fleet: Fleet, tmp_path: Path) -> None:
+    text = render_fleet(fleet, "ini")
+    file = tmp_path / "models.ini"
+    file.write_text(text, encoding="utf-8")
+    words = text.splitlines()[0].removeprefix("# ").split()
+    assert words == ["llama-server", "--models-preset", "FILE", "--models-max", "3"]
+    words[words.index("FILE")] = str(file)
+
+    with router(words, tmp_path) as running:
+        assert set(running.states) == set(NAMES.values())
+        until(lambda: running.states["chat"] == "loaded", "what is loaded at the start never is")
+        assert running.loaded == {"chat"}
+        for name in ("code", "modèle"):
+            running.generate(name)
+        assert running.loaded == {"chat", "code", "modèle"}
+
+        # the least recently used one is not the first one that was loaded
+        running.generate("chat")
+        running.generate("a-b")
+        assert running.loaded == {"chat", "modèle", "a-b"}
+        assert {running.states[name] for name in running.loaded} == {"loaded"}
+
+        servers = running.servers
+        assert len(servers) == 3
+        memory = [resident(each.pid) for each in servers]
+        own = sum(each.own for each in memory if each is not None)
+        needs = [model.needs["host"] for model in fleet.models if model.name != "code"]
+        caches = [model.plan.breakdown.host.context for model in fleet.models]
+        # a fourth model would exceed it
+        assert sum(caches[1:]) <= own <= sum(need + OF_ITS_CODE for need in needs) < sum(caches)
+    assert not any(map(psutil.pid_exists, (each.pid for each in servers)))

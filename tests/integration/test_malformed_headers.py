@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,14 +13,22 @@ import psutil
 import pytest
 
 import fitter
-from fitter.errors import FitterError, LlamaCppCrashError
+from fitter.errors import FitterError, LlamaCppCrashError, ModelError
 from fitter.llama.client import Worker
+from fitter.llama.header.limits import limits
+from fitter.llama.types import Params
+from fitter.machine.gpu import parse_gpus
+from fitter.machine.machine import virtual_machine
 from fitter.model.files import remote_files
+from fitter.model.header import open_model
 from tests.support.cases import cases
 from tests.support.ranges import clean_environment, serving
-from tools.models import shapes
-from tools.models.tiny import write_tiny
-from tools.mutated_headers.fields import Walk
+from tools import shapes
+from tools.mutated_headers.__main__ import outcomes
+from tools.mutated_headers.doors import ALONE, TOGETHER
+from tools.mutated_headers.fields import FLOAT32, INT32, STRING, UINT32, UINT64, Walk, packed
+from tools.mutated_headers.mutations import KNOWN, Mutation, Source, drawn, mutated, mutations, sources
+from tools.tiny import write_tiny
 
 _T = TypeVar("_T")
 
@@ -172,3 +180,143 @@ def test_a_malformed_header_is_one_line(
 @pytest.mark.usefixtures("own_cache")
 def test_many_more_malformed_headers(folder: Path, models: list[tuple[bytes, Walk, int]], worker: Worker) -> None:
     assert failures(folder, models, worker, str(folder), range(COUNT, 5 * COUNT)) == []
+
+
+# --- headers with one value at an extreme, through every door; and none is refused that llama.cpp itself loads
+
+
+ARCHITECTURES = ("qwen3", "qwen3moe", "gemma3", "lfm2", "llama", "deepseek2", "gpt-oss", "jamba")
+MUTATED = 60
+MANY = 1500
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Source]:
+    return sources(tmp_path_factory.mktemp("sources"), ARCHITECTURES)
+
+
+@pytest.fixture(scope="module")
+def loader() -> Iterator[Worker]:
+    with Worker(parse_gpus(["24GiB"])) as loader:
+        yield loader
+
+
+def wrong(tried: Sequence[Mutation], found: Mapping[str, Source], doors: Sequence[str]) -> list[str]:
+    """Return the mutations that do not end as they should, and how they end."""
+    every = outcomes(tried, found, doors, jobs=2)
+    return [f"{each.door}: {each.what}: {each.wrong} ({each.said})" for each in every if each.wrong]
+
+
+@pytest.mark.parametrize("door", [*ALONE, TOGETHER])
+def test_what_was_bad_is_one_line(found: Mapping[str, Source], door: str | tuple[str, ...]) -> None:
+    assert wrong(KNOWN, found, [door] if isinstance(door, str) else door) == []
+
+
+def test_others_end_as_they_should(found: Mapping[str, Source]) -> None:
+    others = drawn(found, len(KNOWN) + 4, seed=1)[len(KNOWN) :]
+    assert wrong(others, found, (*ALONE, *TOGETHER)) == []
+
+
+def loads(loader: Worker, path: Path) -> bool:
+    """Whether llama.cpp loads it, asked without anything that fitter checks."""
+    try:
+        loader.measure(str(path), Params(n_ctx=4096))
+    except FitterError:
+        return False
+    return True
+
+
+def refused(loader: Worker, path: Path, headers: Sequence[tuple[str, Source, bytes]]) -> tuple[list[str], int]:
+    """Return the headers that only fitter refuses, and the number of headers that llama.cpp loads."""
+    found, n_loaded = [], 0
+    for what, source, header in headers:
+        source.write(path, header)
+        if loads(loader, path):
+            n_loaded += 1
+            try:
+                open_model(path, loader.header)
+            except ModelError as error:
+                found.append(f"{what}: {error}")
+    return found, n_loaded
+
+
+def extremes(found: Mapping[str, Source], count: int) -> list[tuple[str, Source, bytes]]:
+    """Some of the mutations; a vocabulary without texts would take the memory for it."""
+    every = [each for each in mutations(found) if not each.key.endswith(".vocab_size")]
+    chosen = random.Random(2).sample(every, min(count, len(every)))
+    return [(str(each), found[each.architecture], mutated(found[each.architecture], each)) for each in chosen]
+
+
+def test_what_llama_cpp_loads_is_not_refused(found: Mapping[str, Source], loader: Worker, tmp_path: Path) -> None:
+    bad, n_loaded = refused(loader, tmp_path / "model.gguf", extremes(found, MUTATED))
+    assert bad == [] and 5 < n_loaded < MUTATED
+
+
+@pytest.mark.slow
+def test_much_of_what_llama_cpp_loads(found: Mapping[str, Source], loader: Worker, tmp_path: Path) -> None:
+    assert refused(loader, tmp_path / "model.gguf", extremes(found, MANY))[0] == []
+
+
+def test_llama_cpp_has_these_limits(found: Mapping[str, Source], loader: Worker, tmp_path: Path) -> None:
+    """llama.cpp loads no header beyond a limit, and fitter refuses no header within it."""
+    headers = []
+    for name in ("qwen3moe", "gemma3"):
+        source = found[name]
+        entries = {entry.key.removeprefix(name): entry for entry in source.walk.entries}
+        for limit in limits():
+            if limit.key not in entries:
+                continue
+            most = limit.most if isinstance(limit.most, int) else 2**32 - 1
+            values = [packed(UINT32, each) for each in {0, 1, limit.least, most, min(most + 1, 2**32 - 1)}]
+            values += [packed(STRING, "1"), packed(FLOAT32, 1.0), packed(INT32, 1), packed(UINT64, 2**32)]
+            for number, value in enumerate(values):
+                headers.append((f"{name}{limit.key} {number}", source, source.walk.replaced(entries[limit.key], value)))
+    bad, n_loaded = refused(loader, tmp_path / "model.gguf", headers)
+    assert bad == [] and n_loaded > 5
+    path = tmp_path / "beyond.gguf"
+    for key, value in ((".block_count", 513), (".expert_count", 1025)):
+        source = found["qwen3moe"]
+        entry = next(each for each in source.walk.entries if each.key.endswith(key))
+        source.write(path, source.walk.replaced(entry, packed(UINT32, value)))
+        assert not loads(loader, path)
+        with pytest.raises(ModelError, match=f"has qwen3moe{key} {value}: llama.cpp takes a whole number from "):
+            open_model(path, loader.header)
+
+
+# --- models opened with the headers that the loader reads, and the machine as the loader sees it
+
+
+@cases("llama-3.1-8b", "qwen3-235b-a22b", "deepseek-v3.1", "nemotron-h-9b")
+def test_a_real_shape(name: str, worker: Worker, tmp_path: Path) -> None:
+    shape = shapes.SHAPES[name]
+    model = open_model(shapes.write(name, tmp_path), worker.header)
+    assert (model.name, model.architecture, model.bytes) == (shape.title, shape.architecture, shape.bytes)
+    assert (model.n_layer, model.n_ctx_train) == (shape.n_layer, shape.metadata[".context_length"])
+    assert [(tensor.name, tensor.shape, tensor.bytes) for tensor in model.tensors] == [
+        (tensor.name, tensor.shape, tensor.bytes) for tensor in shape.tensors
+    ]
+
+
+def test_a_split_model(worker: Worker, tmp_path: Path) -> None:
+    first = shapes.write_split("qwen3-32b", tmp_path, 3, vocab=False)
+    last = first.with_name("qwen3-32b-00003-of-00003.gguf")
+    model = open_model(last, worker.header)
+    assert (model.path, len(model.files), model.bytes) == (first, 3, shapes.SHAPES["qwen3-32b"].bytes)
+    assert {tensor.split for tensor in model.tensors} == {0, 1, 2}
+
+
+def test_a_model_missing_its_last_byte(worker: Worker, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "a.gguf")
+    content = path.read_bytes()
+    assert open_model(path, worker.header).n_expert == 8
+    # the last tensor ends at a multiple of the alignment, so nothing of the file is padding
+    path.write_bytes(content[:-1])
+    with pytest.raises(ModelError, match="the last 1 bytes"):
+        open_model(path, worker.header)
+
+
+def test_virtual_devices_are_to_llama_cpp_what_they_are_to_us() -> None:
+    virtual = parse_gpus(["2x rtx-4090", "cuda:12.0:32GiB:free=30GiB"])
+    with Worker() as worker:
+        worker.configure(virtual)
+        assert worker.devices() == virtual_machine(virtual).devices

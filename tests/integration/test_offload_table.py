@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fitter.api import gpu_layers as module
-from fitter.api.gpu_layers import offload_table
+import fitter
+from fitter.api import offload_table as module
+from fitter.api.offload_table import offload_table
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Skeleton
-from fitter.planning.tables.parameter_rows import OffloadRow
-from tools.models import shapes
+from fitter.planning.tables.offload_rows import OffloadRow
+from tests.support.llama_builds import NEWEST, where
+from tools import shapes
+from tools.search.outcomes import with_links
 
 STEPS = {"small-windows": 5, "small-experts": 5, "nemotron-h-9b": 30}
 """Models, each with the layers between two of its rows."""
@@ -91,3 +96,44 @@ def test_a_callers_worker_answers_alone(directory: Path, asked: Asked, monkeypat
     with Worker() as worker:
         rows_of(model("qwen3-0.6b", directory), 1, **CARD, worker=worker)
         assert asked.processes == {worker}
+
+
+# --- a cache of experts is planned where it was published to pay, and left out where it made generation slower
+
+
+PAIRS = Path(__file__).parents[1] / "data" / "speeds" / "expert_cache_pairs.csv"
+LANES = 16
+"""Of the cards' links, by the catalogue."""
+
+
+def pairs() -> list[dict[str, str]]:
+    return [*csv.DictReader(line for line in PAIRS.read_text().splitlines() if not line.startswith("#"))]
+
+
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_it_is_planned_where_it_was_published_to_pay(every: int) -> None:
+    errors = []
+    for pair in pairs()[::every]:
+        published = float(pair["generation_with"]) / float(pair["generation_without"])
+        with with_links(int(pair["pcie"].removeprefix("x")) / LANES):
+            without, plan = (
+                fitter.fit(
+                    "shape://gpt-oss-120b",
+                    gpus=pair["gpus"].split(),
+                    n_ctx=8192,
+                    objective="generation",
+                    llama_cpp=where(NEWEST),
+                    allow=allow,
+                )
+                for allow in ([], ["moe-cache"])
+            )
+        assert (plan.params.moe_cache_size > 0) == (published > 1), pair
+        assert without.estimate and plan.estimate
+        speeds = [each.generation_tokens_per_second for each in (without.estimate, plan.estimate)]
+        if published > 1:
+            errors.append(abs(speeds[1] / speeds[0] / published - 1))
+        if pair["prompt"]:
+            slower = plan.estimate.prompt_tokens_per_second / without.estimate.prompt_tokens_per_second
+            low, high = map(float, pair["prompt"].split("-"))
+            assert low <= slower <= high
+    assert statistics.median(errors) <= 0.25

@@ -16,9 +16,11 @@ from fitter.machine.gpu import parse_gpus
 from fitter.machine.gpu_catalogue import capability
 from tests.support.cases import cases
 from tests.support.command import run_python
-from tools.comparisons.backend_loads import METAL, answers, stored
-from tools.comparisons.cuda_reference import MEMORY, write_model
-from tools.comparisons.load_answers import answer
+from tests.support.llama_builds import NEWEST, PINNED, where
+from tools import shapes
+from tools.backend_loads import METAL, Load, answers, stored
+from tools.cuda_reference import MEMORY, write_model
+from tools.load_answers import answer, params_of
 from tools.metal import check
 from tools.metal.build import build
 from tools.models import shapes
@@ -170,3 +172,25 @@ def test_what_the_devices_say_of_themselves() -> None:
     assert devices == [
         (f"Vulkan{i}", "virtual Vulkan GPU (NVIDIA's driver)", "gpu", 24 * 2**30, 23 * 2**30) for i in range(2)
     ]
+
+
+# --- rules of ggml-metal that only some versions have, against what ggml-metal's own C++ of b11549 answered
+
+
+LOAD = Load(
+    METAL,
+    "gpt-oss-20b",
+    "",
+    1,
+    "",
+    params_of("n_ctx=4096 n_gpu_layers=12 override=ffn_(up|gate|down)=CPU flash_attn=off swa_full=1"),
+)
+
+
+@cases((NEWEST, 617220096), (PINNED, 621021184))
+def test_sums_are_computed_with_their_products(build: str, compute: int, tmp_path: Path) -> None:
+    def model(load: Load) -> Path:
+        return shapes.write(load.model, tmp_path, vocab=False)
+
+    (said,) = answers([LOAD], model, llama_cpp=where(build))
+    assert f"MTL0=926159616/92274688/{compute} splits=204/24" in said

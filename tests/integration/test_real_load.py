@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fitter
+from examples.tiny_moe import TOKENS
 from fitter.errors import PlanError
+from fitter.llama.client import Worker
+from fitter.planning.request.ask import Ask
+from fitter.programs.outputs import output_bytes
 from tests.support.cases import cases, named_cases
-from tests.support.command import run_python
-from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
-from tools.models.tiny_kinds import write_swa
+from tests.support.command import json_of_python, run_python
+from tools import shapes
+from tools.servers import RpcServer
+from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.tiny_kinds import write_swa
 
 LOAD = """
 import json, sys
@@ -46,6 +53,8 @@ for options in json.loads(sys.argv[3]):
     llm.close()
 """
 
+MODELS = {"dense": TINY_DENSE, "moe": TINY_MOE, "swa": write_swa}
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "n_ctx": {"n_ctx": 1000},
@@ -68,16 +77,6 @@ SWA_OPTIONS: dict[str, dict[str, Any]] = {
 
 FOR_LLAMA = ("defaults", "cache in q8_0", "no flash attention", "n_batch")
 """Options whose plans ``llama_cpp.Llama`` itself can take."""
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        "dense": write_tiny(folder / "dense.gguf", TINY_DENSE),
-        "moe": write_tiny(folder / "moe.gguf", TINY_MOE),
-        "swa": write_swa(folder / "swa.gguf"),
-    }
 
 
 def run(
@@ -222,3 +221,147 @@ def test_a_model_that_is_gone(models: Mapping[str, Path], tmp_path: Path) -> Non
     with pytest.raises(fitter.FitterError, match=r"gone\.gguf") as caught:
         plan.load(verbose=False)
     assert "\n" not in str(caught.value)
+
+
+# --- ``fitter.measure`` has both figures of a compute buffer: a dummy load's, and what a real load prints
+
+
+MIB = 2**20
+_PRINTED = re.compile(r"sched_reserve: +(\S+) compute buffer size = +([0-9.]+) MiB")
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[str]]:
+    with RpcServer() as first, RpcServer() as second:
+        yield [first.address, second.address]
+
+
+# model, rpc-servers, parameters, whether the real figure is another one than the dummy's
+@named_cases(
+    ("on the host", "dense", 0, {"n_ctx": 1024}, False),
+    ("sequences, on the host", "moe", 0, {"n_ctx": 4096, "n_seq_max": 4}, False),
+    (
+        "generation takes more than a prompt",
+        "dense",
+        0,
+        {"n_ctx": 16384, "n_ubatch": 4, "n_seq_max": 16, "flash_attn": "off"},
+        True,
+    ),
+    ("on a device", "dense", 1, {"n_ctx": 1024}, False),
+    ("partly on a device", "moe", 1, {"n_ctx": 2048, "n_gpu_layers": 2}, False),
+    ("on two devices", "moe", 2, {"n_ctx": 2048, "tensor_split": (1, 1)}, True),
+    ("partly on two devices", "dense", 2, {"n_ctx": 2048, "tensor_split": (1, 1), "n_gpu_layers": 3}, False),
+)
+def test_the_figure_of_a_real_load(
+    name: str, n_servers: int, parameters: dict[str, Any], differs: bool, models: dict[str, Path], servers: list[str]
+) -> None:
+    rpc = servers[:n_servers]
+    dummy = fitter.measure(models[name], rpc=rpc, **parameters)
+    log: list[str] = []
+    with Worker(rpc=rpc, on_log=log.append) as worker:
+        real = worker.load(models[name], Ask.of_a_load(parameters).load).breakdown
+    assert dummy.real.rows == real.rows
+    printed = dict(match.groups() for line in log if (match := _PRINTED.search(line)))
+    reserved = {row.buffer_type: f"{row.reserved / MIB:.2f}" for row in dummy.rows if row.reserved}
+    assert reserved == printed and printed
+    assert any(row.reserved != row.compute for row in dummy.rows) == differs
+
+
+def test_a_plan_has_room_when_it_is_loaded(tmp_path: Path) -> None:
+    # a real load of what is found first takes up to 68 MiB more on a device than its dummy load
+    gpus = ["4x 4GiB:free=2908MiB", "2x 3GiB:free=1925MiB", "2x 2GiB:free=942MiB"]
+    steps: list[str] = []
+    model = shapes.write("qwen3-32b", tmp_path, vocab=False)
+    plan = fitter.fit(model, gpus=gpus, margin=0, on_progress=lambda step: steps.append(step.text))
+    assert any(step.startswith("searching again: in use, it would take ") for step in steps)
+    real = plan.breakdown.real
+    assert plan.fits
+    assert all(use.free >= real.on(use.name).used for use in plan.devices)
+
+
+# --- how much llama.cpp keeps of the outputs of a batch, against the buffers that it really allocates for them
+
+
+MODEL = TINY_DENSE
+
+N_VOCAB = len(TOKENS)
+N_BATCH = 64
+
+ALLOCATED = """
+import ctypes, json, sys
+from fitter.llama.build import library as native
+from fitter.llama.processes import worker_environment
+worker_environment.become_worker()
+from fitter.llama.load.breakdown import breakdown_of
+from fitter.llama.build.functions import Batch
+native.prepare()
+library = native.libraries()
+llama, backend = library.llama, native.open_backend()
+path, settings = sys.argv[1], json.loads(sys.argv[2])
+
+def decode(n_outputs):
+    n = settings["n_batch"]
+    sequence = ctypes.pointer(ctypes.c_int32(0))
+    asked = (ctypes.c_int8 * n)(*[1] * n_outputs + [0] * (n - n_outputs))
+    batch = Batch(n, (ctypes.c_int32 * n)(*range(n)), None, None, (ctypes.c_int32 * n)(*[1] * n),
+                  (ctypes.POINTER(ctypes.c_int32) * n)(*[sequence] * n), ctypes.cast(asked, ctypes.c_void_p))
+    assert llama.llama_decode(context, batch) == 0
+    llama.llama_synchronize(context)
+
+model = llama.llama_model_load_from_file(path.encode(), llama.llama_model_default_params())
+params = llama.llama_context_default_params()
+params.n_ctx = params.n_batch = params.n_ubatch = 4 * settings["n_batch"]
+params.n_seq_max, params.n_outputs_max = settings["n_seq_max"], settings["n_outputs"]
+params.embeddings, params.n_threads = settings["embeddings"], 1
+context = llama.llama_init_from_model(model, params)
+if settings["warm"]:
+    decode(1)
+if settings["has_samplers"]:
+    raw = llama.library
+    raw.llama_sampler_chain_init.restype = raw.llama_sampler_init_top_k.restype = ctypes.c_void_p
+    chain = raw.llama_sampler_chain_init(ctypes.c_bool(False))
+    raw.llama_sampler_chain_add(ctypes.c_void_p(chain), ctypes.c_void_p(raw.llama_sampler_init_top_k(10)))
+    assert raw.llama_set_sampler(ctypes.c_void_p(context), 0, ctypes.c_void_p(chain))
+assert backend.fitter_allocations_begin(True)
+decode(settings["n_outputs"])
+rows = library.ffi.new("fitter_row_t[]", 16)
+count = backend.fitter_allocations_rows(rows, 16)
+print(json.dumps([sum(int(row.model) for row in rows[0:count]), breakdown_of(context).host.compute]))
+"""
+
+
+def allocated(path: Path, **settings: object) -> tuple[int, int]:
+    """Bytes of the buffers that computing with a batch made llama.cpp allocate, and of those that it computes in.
+
+    ``warm``: after it had computed with one output; with ``has_samplers`` it gets a sampler after that.
+    """
+    settings = {
+        "n_batch": N_BATCH,
+        "n_seq_max": 1,
+        "embeddings": False,
+        "has_samplers": False,
+        "warm": True,
+        **settings,
+    }
+    taken, compute = json_of_python(ALLOCATED, path, json.dumps(settings))
+    return int(taken), int(compute)
+
+
+@named_cases(
+    ("all of a batch", {"n_outputs": N_BATCH}, output_bytes(N_BATCH, N_VOCAB)),
+    ("some of a batch", {"n_outputs": 5}, output_bytes(5, N_VOCAB)),
+    ("as many as sequences", {"n_outputs": 4, "n_seq_max": 4}, 0),
+    (
+        "embeddings",
+        {"n_outputs": N_BATCH, "embeddings": True, "warm": False},
+        output_bytes(N_BATCH, N_VOCAB, n_embd=TINY_DENSE.n_embd),
+    ),
+)
+def test_outputs_have_a_buffer_of_their_own(settings: dict[str, int], expected: int, model: Path) -> None:
+    assert allocated(model, **settings)[0] == expected
+
+
+def test_a_sampler_on_the_device_has_its_rows_on_the_host(model: Path) -> None:
+    taken, compute = allocated(model, n_outputs=1, has_samplers=True)
+    # with a sampler the graphs are reserved again, in larger buffers
+    assert taken == compute + output_bytes(1, N_VOCAB, has_samplers=True)

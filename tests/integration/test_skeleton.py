@@ -9,9 +9,9 @@ import resource
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,19 @@ import gguf
 import numpy as np
 import pytest
 
+from fitter.api import Plan
 from fitter.errors import LlamaCppError, ModelError
 from fitter.llama.client import Worker
 from fitter.llama.header.read_header import Headers, header_of
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
+from fitter.machine.gpu import parse_gpus
 from fitter.model.files import source
 from tests.support.cases import cases, named_cases
-from tools.models.shapes import SHAPES, write, write_split
+from tests.support.command import run_python
+from tools import shapes, tiny
+from tools.architectures import compare
+from tools.architectures.compare import Machine
+from tools.shapes import SHAPES, write, write_split
 
 CARDS = [VirtualDevice(f"CUDA{i}", "Card", "cuda", 890, 400 * 2**30, 400 * 2**30) for i in range(2)]
 
@@ -117,21 +123,26 @@ def headers() -> Iterator[Headers]:
     made.close()
 
 
+KINDS: dict[str, Any] = {
+    "uint8": 200,
+    "int8": -100,
+    "uint16": 65535,
+    "uint32": 2**32 - 1,
+    "int64": -(2**63),
+    "float32": 0.5,
+    "float64": 1e300,
+    "bool": True,
+    "string": "grüße\nzwei",
+}
+
+
 def write_every_kind(path: Path, first: bool = True, n_files: int = 1) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     if first:
-        writer.add_uint8("a.uint8", 200)
-        writer.add_int8("a.int8", -100)
-        writer.add_uint16("a.uint16", 65535)
-        writer.add_uint32("a.uint32", 2**32 - 1)
-        writer.add_int64("a.int64", -(2**63))
-        writer.add_float32("a.float32", 0.5)
-        writer.add_float64("a.float64", 1e300)
-        writer.add_bool("a.bool", True)
-        writer.add_string("a.string", "grüße\nzwei")
-        writer.add_array("a.names", ["x", "", "y"])
-        writer.add_array("a.numbers", [1, -2, 3])
-        writer.add_array("a.flags", [True, False])
+        for kind, value in KINDS.items():
+            getattr(writer, f"add_{kind}")(f"a.{kind}", value)
+        for name, values in (("names", ["x", "", "y"]), ("numbers", [1, -2, 3]), ("flags", [True, False])):
+            writer.add_array(f"a.{name}", values)
         writer.add_uint32("a.tokenizer.split", 5)
         writer.add_custom_alignment(64)
         writer.add_tokenizer_model("gpt2")
@@ -149,9 +160,13 @@ def write_every_kind(path: Path, first: bool = True, n_files: int = 1) -> Path:
     name = "one" if first else "two"
     writer.add_tensor_info(f"{name}.a", (3,), np.dtype("float32"), 12, gguf.GGMLQuantizationType.F32)
     writer.add_tensor_info(f"{name}.b", (5, 512), np.dtype("float32"), 5 * 288, gguf.GGMLQuantizationType.Q4_K)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
+    return written(writer, path)
+
+
+def written(writer: gguf.GGUFWriter, path: Path) -> Path:
+    """Write the header, and bytes for its tensors that are not there."""
+    for write_part in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_ti_data_to_file):
+        write_part()
     writer.close()
     os.truncate(path, path.stat().st_size + 4096)
     return path
@@ -179,19 +194,14 @@ def test_all_but_the_tokenizer_and_the_split_stays(read_first: bool, headers: He
     assert after.pop("tokenizer.ggml.model")[1] == "no_vocab"
     assert after.pop("tokenizer.ggml.token_type_count") == (uint32, 2)
     assert after.pop("llama.vocab_size") == (uint32, 3)
-    assert after == {
-        key: value
-        for key, value in before.items()
-        if not key.startswith(("tokenizer.", "split.")) and key != "llama.vocab_size"
-    }
+    other = ("tokenizer.", "split.", "llama.vocab_size")
+    assert after == {key: value for key, value in before.items() if not key.startswith(other)}
     assert before["a.tokenizer.split"] == after["a.tokenizer.split"]
 
     found = gguf.GGUFReader(made).tensors
-    assert [(t.name, t.tensor_type.name, tuple(t.shape), t.n_bytes) for t in found] == [
-        (name + part, kind, shape, size)
-        for name in ("one", "two")
-        for part, kind, shape, size in ((".a", "F32", (3,), 12), (".b", "Q4_K", (512, 5), 1440))
-    ]
+    kinds = ((".a", "F32", (3,), 12), (".b", "Q4_K", (512, 5), 1440))
+    tensors = [(name + part, *rest) for name in ("one", "two") for part, *rest in kinds]
+    assert [(t.name, t.tensor_type.name, tuple(t.shape), t.n_bytes) for t in found] == tensors
     assert os.stat(made).st_size >= found[-1].data_offset + found[-1].n_bytes
 
 
@@ -308,29 +318,19 @@ print(loader.measure(skeleton, Params(n_ctx=512)) == loader.measure(sys.argv[2],
 """
 
 
-def without_memory_files(path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", _WITHOUT_MEMORY_FILES, str(_MEMFD_CREATE[platform.machine()]), str(path)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
+def without_memory_files(path: Path, temporary: Path) -> subprocess.CompletedProcess[str]:
+    return run_python(_WITHOUT_MEMORY_FILES, _MEMFD_CREATE[platform.machine()], path, TMPDIR=str(temporary))
 
 
-def test_without_any_place_for_a_file_it_is_an_error(
-    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
-    result = without_memory_files(write("llama-3.1-8b", directory))
+def test_without_any_place_for_a_file_it_is_an_error(tmp_path: Path, directory: Path) -> None:
+    result = without_memory_files(write("llama-3.1-8b", directory), tmp_path / "nowhere")
+    no_file = "no temporary file can be created for a copy of its header (set TMPDIR to another directory)"
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].endswith(
-        "can be made: no temporary file can be created for a copy of its header (set TMPDIR to another directory): "
-        "No such file or directory"
-    )
+    assert result.stderr.splitlines()[-1].endswith(f"can be made: {no_file}: No such file or directory")
 
 
 def test_without_files_of_memory_it_has_no_name_either(temporary: Path, directory: Path) -> None:
-    result = without_memory_files(write("llama-3.1-8b", directory))
+    result = without_memory_files(write("llama-3.1-8b", directory), temporary)
     assert result.returncode == 0, result.stderr
     described, same = result.stdout.splitlines()
     name, *rest = described.rsplit(" ", 3)
@@ -347,12 +347,7 @@ def write_bare(path: Path, build: Callable[[gguf.GGUFWriter], None], tensor: str
     writer = gguf.GGUFWriter(path, "llama")
     build(writer)
     writer.add_tensor_info(tensor, (3,), np.dtype("float32"), 12, gguf.GGMLQuantizationType.F32)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    os.truncate(path, path.stat().st_size + 4096)
-    return str(path)
+    return str(written(writer, path))
 
 
 def with_tokens(writer: gguf.GGUFWriter) -> None:
@@ -417,10 +412,7 @@ def with_kinds_of_tokens(n: int) -> Callable[[gguf.GGUFWriter], None]:
 def vocabulary_alone(path: Path) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     with_tokens(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
+    return written(writer, path)
 
 
 @named_cases(
@@ -448,3 +440,67 @@ def test_a_key_that_is_there_twice_is_refused_in_the_tokenizer_too(headers: Head
     path.write_bytes(data.replace(b"\x05\0\0\0\0\0\0\0after", b"\x15\0\0\0\0\0\0\0tokenizer.ggml.tokens"))
     with pytest.raises(ModelError, match="not a readable GGUF file"):
         headers.read(str(path))
+
+
+# --- the same plan with a skeleton of the header and without it; ``make test-architectures`` does all architectures
+
+
+_EIGHT = ("4x 31600MiB", "2x 23688MiB", "2x 48270MiB")
+
+CASES = {
+    "dense, one device": ("llama-3.1-8b", ("6GiB",), {}),
+    "windows of attention, one device": ("gpt-oss-20b", ("8GiB",), {}),
+    "experts, two devices": ("qwen3-30b-a3b", ("12GiB", "10GiB"), {}),
+    "recurrent layers, two devices, a fixed context": ("nemotron-h-9b", ("4GiB", "3GiB"), {"n_ctx": 16384}),
+    "latent attention, eight devices": ("deepseek-v3.1", _EIGHT, {"n_ctx": 32768}),
+    "no device": ("gemma3-12b", (), {}),
+    "a host that is too small": ("llama-3.1-8b", ("3GiB",), {"host_memory": "2GiB"}),
+}
+
+
+@pytest.fixture(scope="session")
+def skeletons(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("skeletons")
+
+
+@pytest.mark.parametrize(("shape", "gpus", "options"), CASES.values(), ids=list(CASES))
+def test_the_plan_is_the_same_with_the_skeleton_and_without(
+    skeletons: Path, shape: str, gpus: tuple[str, ...], options: Mapping[str, Any]
+) -> None:
+    machine = Machine("machine", parse_gpus(gpus) if gpus else (), options)
+    comparison = compare.compare_plans(shapes.write(shape, skeletons), machine)
+    assert (comparison.difference, comparison.refused) == ("", "")
+
+
+def test_the_plan_of_a_split_model_is_the_same(skeletons: Path) -> None:
+    machine = Machine("machine", parse_gpus(["8GiB"]))
+    comparison = compare.compare_plans(shapes.write_split("llama-3.1-8b", skeletons, 3), machine)
+    assert (comparison.difference, comparison.refused) == ("", "")
+
+
+@pytest.mark.parametrize("model", [tiny.TINY_DENSE, tiny.TINY_MOE], ids=lambda model: model.name)
+def test_a_small_model_gets_the_same_plans_on_every_kind_of_machine(tmp_path: Path, model: tiny.TinyModel) -> None:
+    path = tiny.write_tiny(tmp_path / "tiny.gguf", model)
+    with compare.kept_workers():
+        checked = compare.check("tiny", [(path, machine) for machine in compare.machines_for_size(path)])
+    assert checked.verdict == "equal", str(checked)
+
+
+# --- what the comparison itself would notice
+
+
+def one_token_less(fit: Callable[..., Plan]) -> Callable[..., Plan]:
+    """``fit`` with a skeleton that changes the plan."""
+
+    def changed(*arguments: Any, skeleton: bool, **options: Any) -> Plan:
+        plan = fit(*arguments, skeleton=skeleton, **options)
+        return replace(plan, params=replace(plan.params, n_ctx=plan.params.n_ctx - skeleton))
+
+    return changed
+
+
+def test_a_plan_that_the_skeleton_changes_is_told(skeletons: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare.api, "fit", one_token_less(compare.api.fit))
+    path = shapes.write("llama-3.1-8b", skeletons)
+    comparison = compare.compare_plans(path, Machine("machine", parse_gpus(["6GiB"]), {"n_ctx": 8192}))
+    assert "params.n_ctx is 8191 with the skeleton, 8192 without" in comparison.difference

@@ -6,6 +6,8 @@ And what needs no wine: that builds for Windows have every function that fitter'
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 
 from fitter.llama.build import pe
 from tests.support.cases import cases
+from tests.support.full_disk import VARIABLE, with_full_disk
 from tests.support.wine import with_wine
 from tools.builds import llama_builds
 from tools.comparisons.cases import CASES, MIXED
@@ -129,3 +132,54 @@ def test_builds_for_windows_have_what_is_looked_up(build: str) -> None:
     }
     assert functions and functions <= there
     assert any(name.startswith("?llama_get_memory_breakdown@@YA?AV?$map@") for name in there)
+
+
+# --- the tests that Windows' Python runs, under wine
+
+
+UNIT = ("test_system", "test_machine_spilling", "test_cli_main", "test_text", "test_llama_wire")
+TESTS = (*(f"tests/unit/{name}.py" for name in UNIT), "tests/integration/test_every_system.py")
+
+EVERY_MODULE = """\
+import importlib, pkgutil, sys, fitter
+OTHERS = ("fitter.llama.build.macho", "fitter.llama.this_process.plan_load")
+for module in pkgutil.walk_packages(fitter.__path__, "fitter."):
+    if not module.name.endswith(".posix") and module.name not in OTHERS:
+        importlib.import_module(module.name)
+print(len([name for name in sys.modules if name.startswith("fitter.")]))
+"""
+"""Imports every module but those of other systems, and the one that needs llama-cpp-python."""
+
+
+@with_wine
+def test_every_module_is_imported() -> None:
+    done = place.run(["-c", EVERY_MODULE])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) > 350
+
+
+@with_wine
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_windows_python_runs_its_tests(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", place.windows_path(report), *TESTS]
+    disk = tmp_path / "disk"
+    within = with_full_disk(disk)
+    more = {"FITTER_LLAMA_CPP": place.windows_path(place.build("v0.4.0"))}
+    more |= {VARIABLE: place.windows_path(disk)} if within else {}
+    # a terminal, so that there is a Ctrl-C
+    terminal, end = pty.openpty()
+    command = [*within, *place.command(*words)]
+    process = subprocess.Popen(command, env=place.environment(more), stdin=end, stdout=end, stderr=end)
+    os.close(end)
+    said = b""
+    try:
+        while piece := os.read(terminal, 1 << 16):
+            said += piece
+    except OSError:
+        # the end of a terminal
+        pass
+    os.close(terminal)
+    text = report.read_text(encoding="utf-8") if report.exists() else said.decode(errors="replace")
+    assert process.wait() == 0, text[-6000:]
