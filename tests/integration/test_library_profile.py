@@ -25,6 +25,8 @@ from fitter.llama.build.virtual_backends import Answering, CudaLibrary, find_cud
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice, describe
 from tests.support.cases import cases, named_cases
+from tests.support.command import run_python
+from tests.support.cuda_builds import compile_library, cuda_build
 from tests.support.llama_builds import fetched
 from tools.comparisons.cuda_reference import Load, difference, loads, spread, write_model
 from tools.models import shapes
@@ -42,23 +44,6 @@ CARDS = (
 
 
 # ---- which library, and what it is
-
-
-def compile_library(path: Path, code: str, *options: str | Path) -> Path:
-    """A small shared library."""
-    words = [os.environ.get("CC", "cc"), "-x", "c", "-shared", "-fPIC", "-w", "-", "-x", "none", "-o", path, *options]
-    subprocess.run(list(map(str, words)), input=code, text=True, check=True)
-    return path
-
-
-def cuda_build(directory: Path, code: str, soname: str | None = "libcudart.so.12") -> Path:
-    """A libggml-cuda.so of ``code``, linked to a runtime of that name."""
-    directory.mkdir(exist_ok=True)
-    link: list[str | Path] = []
-    if soname is not None:
-        runtime = compile_library(directory / soname, "void cudaMalloc(void) {}", f"-Wl,-soname,{soname}")
-        link = ["-Wl,--no-as-needed", runtime]
-    return compile_library(directory / virtual_backends.CUDA_BACKEND, code, *link)
 
 
 PLUGIN = "void cudaMalloc(void); void ggml_backend_init(void) { cudaMalloc(); }"
@@ -177,8 +162,7 @@ def test_llama_cpp_python_without_cuda_is_not_looked_into(monkeypatch: pytest.Mo
 def ask_runtime(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run Python code that has the runtime as ``cuda``."""
     start = f"import ctypes, struct; cuda = ctypes.CDLL({str(cudart_path())!r})\n"
-    environment = {**os.environ, "FITTER_CUDART_DEVICES": describe(CARDS), **variables}
-    return subprocess.run([sys.executable, "-c", start + code], env=environment, capture_output=True, text=True)
+    return run_python(start + code, FITTER_CUDART_DEVICES=describe(CARDS), **variables)
 
 
 # Offsets of cudaDeviceProp in CUDA's headers: 12.9 and 13.0 (and 13.5, the same).

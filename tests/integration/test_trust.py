@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from fitter.cli import main
-from tests.integration.test_library_profile import compile_library, cuda_build
 from tests.support.cases import cases, named_cases
-from tools.comparisons import upstream
-from tools.models.tiny import write_tiny
+from tests.support.command import Command
+from tests.support.cuda_builds import compile_library, cuda_build
+from tools import upstream
+from tools.tiny import write_tiny
 
 CASE = '[cases.chat]\nmodel = "tiny.gguf"\ngpu = "rtx-4090"\nn_ctx = 4096\n'
 LLAMA = """
@@ -86,22 +87,21 @@ TRIES: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 @cases(TRIES)
 def test_native_code_that_a_file_names(
-    text: str, words: tuple[str, ...], what: str, checkout: Checkout, capsys: pytest.CaptureFixture[str]
+    text: str, words: tuple[str, ...], what: str, checkout: Checkout, command: Command
 ) -> None:
     checkout.write(text)
-    assert main(words) == 2
-    assert capsys.readouterr().err == f"fitter: error: fitter.toml: {what}, which is native code: {HOW}\n"
+    assert command(*words) == (2, "", f"fitter: error: fitter.toml: {what}, which is native code: {HOW}\n")
     assert not checkout.has_run()
     assert not (checkout.path / "new.lock").exists()
 
 
 @cases(TRIES)
 def test_the_same_from_somebody_who_is_trusted(
-    text: str, words: tuple[str, ...], what: str, checkout: Checkout, capsys: pytest.CaptureFixture[str]
+    text: str, words: tuple[str, ...], what: str, checkout: Checkout, command: Command
 ) -> None:
     checkout.write(text)
-    assert main([*words, "--trust"]) == 3
-    assert what not in capsys.readouterr().err
+    status, _, err = command(*words, "--trust")
+    assert status == 3 and what not in err
     assert checkout.has_run(), "it can be run, so that the other test is one"
 
 
@@ -128,16 +128,15 @@ def test_what_is_not_measured_needs_no_trust(checkout: Checkout) -> None:
 
 
 def test_a_name_is_none_of_the_current_directory(
-    checkout: Checkout, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    checkout: Checkout, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Not beside the file with the cases, and so a name, but here where the command is run.
     text = '[cases.chat]\nmodel = "../tiny.gguf"\nllama_cpp = "evil"\nbudget.host = "1GiB"\n'
     checkout.write(text, "sub/fitter.toml")
     for entries in ("", ":/usr/bin:", ".:/usr/bin", "evil"):
         monkeypatch.setenv("PATH", entries)
-        assert main(["check", "--cases", "sub/fitter.toml"]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"fitter: error: llama_cpp '{checkout.path}/sub/evil' is not there: ")
+        status, _, said = command("check", "--cases", "sub/fitter.toml")
+        assert status == 2 and said.startswith(f"fitter: error: llama_cpp '{checkout.path}/sub/evil' is not there: ")
         assert not checkout.has_run()
 
 
@@ -149,13 +148,10 @@ def test_a_name_is_none_of_the_current_directory(
     ("a draft model", 'model = "tiny.gguf"\nmodel_draft = "smb://h/d.gguf"', "model_draft is 'smb://h/d.gguf'"),
     ("a configuration", 'model = "config://s3://b/config.json"', "model is 's3://b/config.json'"),
 )
-def test_addresses_that_are_read_with_keys(
-    text: str, what: str, checkout: Checkout, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_addresses_that_are_read_with_keys(text: str, what: str, checkout: Checkout, command: Command) -> None:
     checkout.write(f'[cases.chat]\n{text}\nbudget.host = "1GiB"\n')
-    assert main(["check", "--lock", "none.lock"]) == 2
     why = f"in the case 'chat' {what}, which is read with this machine's own keys"
-    assert capsys.readouterr().err == f"fitter: error: fitter.toml: {why}: {HOW}\n"
+    assert command("check", "--lock", "none.lock") == (2, "", f"fitter: error: fitter.toml: {why}: {HOW}\n")
 
 
 @pytest.mark.timeout(60)
@@ -164,14 +160,12 @@ def test_addresses_that_are_read_with_keys(
     ("a device", 'model = "tiny.gguf"\nworkload = "/dev/zero"', "/dev/zero is no file: give the log of a server"),
     ("every file", 'model = "/**/*.gguf"', f"'/**/*.gguf' looks outside of the directory of fitter.toml, at /: {HOW}"),
 )
-def test_what_would_never_end_is_one_line(
-    text: str, what: str, checkout: Checkout, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_would_never_end_is_one_line(text: str, what: str, checkout: Checkout, command: Command) -> None:
     if not Path("pipe").exists():
         os.mkfifo("pipe")
     checkout.write(f'[cases.chat]\n{text}\ngpu = "24GiB"\n')
-    assert main(["lock", "--lock", "new.lock"]) == 2
-    assert f"{what}\n" in capsys.readouterr().err
+    status, _, err = command("lock", "--lock", "new.lock")
+    assert status == 2 and f"{what}\n" in err
 
 
 def test_a_command_that_was_not_asked_reads_none_of_it(checkout: Checkout) -> None:
@@ -194,20 +188,18 @@ def test_a_command_that_was_not_asked_reads_none_of_it(checkout: Checkout) -> No
     (checkout.path / "pytest.ini").unlink()
 
 
-def test_a_plan_hands_no_other_options_to_a_program(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_hands_no_other_options_to_a_program(checkout: Checkout, command: Command) -> None:
     model, server = str(checkout.path / "tiny.gguf"), str(upstream.tool("llama-server"))
     words = (model, "--device", "none", "-c", "512", "--for", "llama-server", "--llama-cpp", server, "--json")
-    assert main(words) == 0
-    plan = json.loads(capsys.readouterr().out)
+    plan = command(*words).document
     written = checkout.path / "written"
     verify = ("verify", "--plan", "plan.json", "--for", "llama-server", "--server", server, "--prompts", "1")
     logs = ["--log-file", str(written)]
     for arguments in (logs, ["-ts", "1", *logs], ["--mtp", "--log-file"], ["-md"]):
         plan["shared"] = [{"kind": "lora", "name": "a", "memory": [], "arguments": arguments}]
         checkout.write(json.dumps(plan), "plan.json")
-        assert main(verify) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("fitter: error: plan.json: 'shared[0].arguments' is [")
+        status, _, said = command(*verify)
+        assert status == 2 and said.startswith("fitter: error: plan.json: 'shared[0].arguments' is [")
         assert said.endswith(", not options that a plan has, each with a value\n")
         assert not written.exists()
 
@@ -226,12 +218,9 @@ def _parentheses(n: int) -> str:
     ("not", "not " * 5000 + "chat", 0, ""),
     ("a long word", "y" * 100_000, 2, "…' selects no case; the cases are chat"),
 )
-def test_a_long_expression(
-    expression: str, status: int, says: str, checkout: Checkout, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", "-k", expression]) == status
-    said = capsys.readouterr().err
-    assert says in said
+def test_a_long_expression(expression: str, status: int, says: str, checkout: Checkout, command: Command) -> None:
+    code, _, said = command("check", "-k", expression)
+    assert code == status and says in said
     assert said.count("\n") == (status != 0) and len(said) < 200
 
 
@@ -250,20 +239,15 @@ LEVELS: dict[str, Callable[[int], str]] = {
 
 @pytest.mark.parametrize("n", [900, 100_000])
 @pytest.mark.parametrize("text", LEVELS.values(), ids=LEVELS)
-def test_levels_of_toml(
-    text: Callable[[int], str], n: int, checkout: Checkout, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_levels_of_toml(text: Callable[[int], str], n: int, checkout: Checkout, command: Command) -> None:
     checkout.write(text(n))
     checkout.write(text(n).replace(CASE, "schema = 1\n[cases.chat.params]\n"), "deep.lock")
-    for words in (("check",), ("history", "fitter.toml"), ("lock", "--update", "chat")):
-        assert main(words) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("fitter: error: fitter.toml has ") and said.count("\n") == 1
-        assert "bug" not in said
+    answers = [command(*words) for words in (("check",), ("history", "fitter.toml"), ("lock", "--update", "chat"))]
     checkout.write(CASE)
-    assert main(["check", "--lock", "deep.lock"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("fitter: error: deep.lock has ") and said.count("\n") == 1
+    answers.append(command("check", "--lock", "deep.lock"))
+    for name, (status, _, said) in zip(("fitter.toml",) * 3 + ("deep.lock",), answers, strict=True):
+        assert status == 2 and said.startswith(f"fitter: error: {name} has ") and said.count("\n") == 1
+        assert "bug" not in said
 
 
 def test_dots_that_join_no_keys(checkout: Checkout) -> None:
@@ -275,14 +259,13 @@ def test_dots_that_join_no_keys(checkout: Checkout) -> None:
 
 
 @cases(900, 100_000)
-def test_levels_of_plans(n: int, checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tiny.gguf", "--gpu", "24GiB", "-c", "512", "--json"]) == 0
-    plan = capsys.readouterr().out
+def test_levels_of_plans(n: int, checkout: Checkout, command: Command) -> None:
+    plan = command("tiny.gguf", "--gpu", "24GiB", "-c", "512", "--json").out
     checkout.write(plan, "plan.json")
     for key, value in (("n_ctx", "512"), ("tensor_split", "null"), ("load_mode", '"auto"')):
         deep = json.dumps({**json.loads(plan), "params": {**json.loads(plan)["params"], key: "HERE"}})
         checkout.write(deep.replace('"HERE"', _lists(n)), "deep.json")
         for words in (("diff", "deep.json", "plan.json"), ("verify", "--plan", "deep.json")):
-            assert main(words) == 2, (key, value, words)
-            said = capsys.readouterr().err
+            status, _, said = command(*words)
+            assert status == 2, (key, value, words)
             assert said.startswith("fitter: error: deep.json") and said.count("\n") == 1 and len(said) < 200
