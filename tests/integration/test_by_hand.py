@@ -12,57 +12,14 @@ import pytest
 import fitter
 from fitter.llama.client import Worker
 from fitter.llama.worker.remembered_loads import RememberingWorker
-from tests.support.cases import cases
-from tools.loopback import rpc_servers
+from fitter.storage.data_files import parse_toml
+from tests.support.cases import cases, named_cases
+from tools import rpc_servers
 
-QWEN = f"config://{Path(__file__).resolve().parents[1] / 'data' / 'configs' / 'qwen36-27b.json'}"
-WITH_DRAFTS = {"type_k": "q8_0", "type_v": "q8_0", "spec_type": "draft-mtp", "program": "llama-server"}
+DATA = Path(__file__).resolve().parents[1] / "data"
+QWEN = f"config://{DATA / 'configs' / 'qwen36-27b.json'}"
+REPORTS: dict[str, dict[str, Any]] = parse_toml((DATA / "by_hand.toml").read_text("utf-8"))
 SAME = 1.01
-
-ROWS = {
-    "all layers on two cards, no room for the pipeline": (
-        f"{QWEN}:Q8_0",
-        {"gpus": "2x rtx-3090", "n_ctx": 262144, "n_ubatch": 4096, "n_batch": 4096, "type_k": "q8_0", "type_v": "q8_0"},
-        {"n_gpu_layers": 66, "tensor_split": (32, 34), "override_tensor": ["^blk.60.ffn_(down|gate|up).weight$=CUDA0"]},
-    ),
-    "the same with drafts of its own": (
-        f"{QWEN}:Q8_0",
-        {"gpus": "2x rtx-3090", "n_ctx": 262144, "n_ubatch": 1024, "n_seq_max": 1, **WITH_DRAFTS},
-        {"n_gpu_layers": 66, "tensor_split": (35, 31), "override_tensor": ["^blk.64.ffn_down.weight$=CPU"]},
-    ),
-    "a window of contexts without room for the pipeline": (
-        f"{QWEN}:Q5_K_M",
-        {"gpus": "2x rtx-5070-ti", "n_ctx": 204800, "n_seq_max": 1, **WITH_DRAFTS},
-        {"n_gpu_layers": 66, "tensor_split": (36, 30), "override_tensor": ["^blk.64.ffn_down.weight$=CPU"]},
-    ),
-    "shared experts of host layers": (
-        "shape://llama-4-scout",
-        # with caches on the host it is as fast without them
-        {"gpus": "rtx-3060-12gb", "n_ctx": 262144, "prompt": 2048, "offload_kqv": True},
-        {"n_gpu_layers": 13, "override_tensor": ["ffn_.*_shexp=CUDA0", "ffn_.*_exps=CPU"], "flash_attn": "auto"},
-    ),
-    "experts of 20 layers on the host": (
-        "shape://gemma-4-26b-a4b",
-        {"gpus": "rtx-4070", "n_ctx": 100096, "margin": 512 << 20, "n_seq_max": 2, "swa_full": True, "prompt": 2048},
-        {"n_cpu_moe": 20},
-    ),
-    "an integrated GPU that llama.cpp leaves out by default": (
-        "shape://qwen3-30b-a3b:Q5_K_M",
-        # a micro batch that one device has chosen is 4 % slower on both with some builds
-        {"gpus": ["vulkan:nvidia:12GiB", "strix-halo:128GiB"], "n_ctx": 16384, "n_seq_max": 1, "n_ubatch": 1024},
-        {"devices": ["ROCm0", "Vulkan0"]},
-    ),
-    "one more card of 2 GiB": (
-        "shape://llama-3.1-70b",
-        {"gpus": ["tesla-p40", "rtx-4090", "2GiB"], "n_seq_max": 16, "n_ctx": 262144, "prompt": 4096},
-        {"devices": ["CUDA1", "CUDA0"]},
-    ),
-    "the slower card first, without room for the pipeline": (
-        "shape://llama-3.1-70b",
-        {"gpus": ["tesla-p40", "rtx-4090"], "n_seq_max": 16, "n_ctx": 294912, "prompt": 4096},
-        {"devices": ["CUDA1", "CUDA0"]},
-    ),
-}
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +28,9 @@ def worker() -> Iterator[Worker]:
         yield worker
 
 
-@cases(ROWS)
+@named_cases(*((name, *row) for name, row in REPORTS["by_hand"].items()))
 def test_none_is_faster(model: str, asked: dict[str, Any], by_hand: dict[str, Any], worker: Worker) -> None:
+    model = model.replace("QWEN", QWEN)
     plan = fitter.fit(model, **asked, worker=worker)
     other = fitter.fit(model, **asked, **by_hand, worker=worker)
     assert plan.fits and plan.estimate is not None
@@ -82,7 +40,8 @@ def test_none_is_faster(model: str, asked: dict[str, Any], by_hand: dict[str, An
 
 
 def test_a_tensor_where_it_is_ends_the_pipeline(worker: Worker) -> None:
-    model, asked, _ = ROWS["all layers on two cards, no room for the pipeline"]
+    model, asked, _ = REPORTS["by_hand"]["all layers on two cards, no room for the pipeline"]
+    model = model.replace("QWEN", QWEN)
     plan = fitter.fit(model, **asked, worker=worker)
     (override,) = plan.params.tensor_buft_overrides
     assert override.buffer_type == "CUDA1" and plan.params.n_gpu_layers == plan.n_layer + 1
@@ -103,58 +62,10 @@ def test_layers_on_none_of_the_users_slow_devices() -> None:
     assert plan.estimate.seconds <= SAME * by_hand.estimate.seconds
 
 
-IDLE = {
-    "an integrated GPU as slow as the host": (
-        "qwen3-30b-a3b:Q5_K_M",
-        {"gpus": ["vulkan:nvidia:12GiB", "radeon-780m:64GiB"], "n_ctx": 16384},
-        ("Vulkan0",),
-        ["Vulkan1 stays idle: it shares the host's memory, and with a layer there the request would take about "],
-    ),
-    "the last of equal cards": (
-        "gemma-3-27b",
-        {"gpus": "4x 16GiB", "n_ctx": 8192},
-        ("CUDA0", "CUDA1"),
-        ["CUDA2, CUDA3 stay idle: a layer there saves no time ("],
-    ),
-    "a slow card, and one within its margin": (
-        "llama-3.1-8b",
-        {"gpus": ["rtx-4090", "rtx-3060-12gb", "1GiB"], "n_ctx": 8192},
-        ("CUDA0",),
-        ["CUDA1 stays idle: with a layer there the request would take about "],
-    ),
-    "a card that other programs fill": (
-        "llama-3.1-8b",
-        {"gpus": ["rtx-3090:free=0", "rtx-4090", "rtx-3060-12gb"], "n_ctx": 8192},
-        ("CUDA1",),
-        ["CUDA2 stays idle: with a layer there the request would take about "],
-    ),
-    "a card without room for a compute buffer that the user asked for": (
-        "llama-3.1-8b",
-        {"gpus": "8GiB", "embedding": True, "n_batch": 32768, "n_ctx": 32768},
-        (),
-        ["CUDA0 stays idle: no plan with it fits: a micro batch of 32768 tokens has large compute buffers (-ub, -b)"],
-    ),
-    "a card that has no layer, and is not idle": (
-        "llama-3.1-70b",
-        {"gpus": "2x rtx-4060:free=2GiB", "n_ctx": 131072, "n_seq_max": 8},
-        ("CUDA0",),
-        ["CUDA0 only computes prompts: a layer there saves ", "CUDA1 stays idle: a layer there saves "],
-    ),
-    "a card without room for a layer": (
-        "llama-3.1-70b",
-        {"gpus": ["2x rtx-3090", "cuda:8.6:1300MiB"], "n_ctx": 8192},
-        ("CUDA0", "CUDA1"),
-        ["CUDA2 stays idle: 276 MiB beyond the margin are less than a compute buffer and a layer, about "],
-    ),
-}
-
-
-@cases(IDLE)
-def test_idle_devices(
-    shape: str, asked: dict[str, Any], devices: tuple[str, ...], notes: list[str], worker: Worker
-) -> None:
+@named_cases(*((name, *row) for name, row in REPORTS["idle"].items()))
+def test_idle_devices(shape: str, asked: dict[str, Any], devices: list[str], notes: list[str], worker: Worker) -> None:
     plan = fitter.fit(f"shape://{shape}", **{"n_seq_max": 1, **asked}, worker=worker)
-    assert plan.params.devices == devices
+    assert plan.params.devices == tuple(devices)
     found = [note for note in plan.notes if " idle: " in note or " only compute" in note]
     # each device that has nothing is named once
     named = {name for note in found for name in re.split(r" stay| only", note)[0].split(", ")}

@@ -21,25 +21,17 @@ from tools.models import shapes
 pytestmark = pytest.mark.usefixtures("one_worker")
 
 AGENTS = {"workload": "agent", "users": 8}
+CHAT = {"workload": "chat", "users": 8, "gpus": "rtx-3090"}
+NO_CHECKPOINTS = {"workload": "agent", "gpus": "rtx-3090", "ctx_checkpoints": 0}
 CASES: dict[str, tuple[str, dict[str, Any], int, bool]] = {
     # the caches of eight would put layers on the host
     "fewer slots leave room for experts": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-3090"}, 4, False),
     "a larger card loses little with eight": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-5090"}, 8, False),
-    "eight at once read a dense model's weights once": (
-        "llama-3.1-70b",
-        {"workload": "chat", "users": 8, "gpus": "rtx-3090"},
-        8,
-        False,
-    ),
-    "all is on the card": ("gpt-oss-20b", {"workload": "chat,gap=0", "users": 8, "gpus": "rtx-3090"}, 8, False),
+    "eight at once read a dense model's weights once": ("llama-3.1-70b", CHAT, 8, False),
+    "all is on the card": ("gpt-oss-20b", {**CHAT, "workload": "chat,gap=0"}, 8, False),
     "eight do not fit": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-4090", "host_memory": 60 * 2**30}, 4, False),
-    "without checkpoints": ("gpt-oss-20b", {"workload": "agent", "gpus": "rtx-3090", "ctx_checkpoints": 0}, 1, True),
-    "without checkpoints, several users": (
-        "gpt-oss-20b",
-        {"workload": "agent", "users": 4, "gpus": "rtx-3090", "ctx_checkpoints": 0},
-        2,
-        True,
-    ),
+    "without checkpoints": ("gpt-oss-20b", NO_CHECKPOINTS, 1, True),
+    "without checkpoints, several users": ("gpt-oss-20b", {**NO_CHECKPOINTS, "users": 4}, 2, True),
 }
 
 
@@ -63,24 +55,22 @@ def test_the_quickest_turn(model: str, words: dict[str, Any], slots: int, swa_fu
         assert plan.choices[-1].subject == "how conversations are kept"
 
 
+LONG = "prompt=30000,reused=90%,answer=300,turns=8,users=8,gap=20"
+
+
 @named_cases(
-    ("some slots are idle", "gpt-oss-20b", {"workload": "chat", "users": 16}, True),
-    ("all slots are busy", "gpt-oss-20b", {"workload": "chat,gap=0", "users": 16}, False),
-    ("the user's caches are kept", "gpt-oss-20b", {"workload": "chat", "users": 16, "kv_unified": False}, False),
-    ("one user", "gpt-oss-20b", {"workload": "chat"}, False),
-    (
-        "one cache would not hold all conversations",
-        "gpt-oss-20b",
-        {"workload": "prompt=30000,reused=90%,answer=300,turns=8,users=8,gap=20"},
-        False,
-    ),
+    ("some slots are idle", {"workload": "chat", "users": 16}, True),
+    ("all slots are busy", {"workload": "chat,gap=0", "users": 16}, False),
+    ("the user's caches are kept", {"workload": "chat", "users": 16, "kv_unified": False}, False),
+    ("one user", {"workload": "chat"}, False),
+    ("one cache would not hold all conversations", {"workload": LONG}, False),
 )
-def test_one_cache_or_one_for_each_slot(model: str, words: dict[str, Any], kv_unified: bool, tmp_path: Path) -> None:
-    plan = planned(model, tmp_path, gpus="h100-sxm", **words)
+def test_one_cache_or_one_for_each_slot(words: dict[str, Any], kv_unified: bool, tmp_path: Path) -> None:
+    plan = planned("gpt-oss-20b", tmp_path, gpus="h100-sxm", **words)
     assert plan.params.kv_unified is kv_unified
     assert plan.turns is not None
     if kv_unified:
-        other = planned(model, tmp_path, gpus="h100-sxm", **words, kv_unified=False)
+        other = planned("gpt-oss-20b", tmp_path, gpus="h100-sxm", **words, kv_unified=False)
         assert other.turns is not None
         assert plan.turns.all.seconds < other.turns.all.seconds
         assert (plan.params.n_ctx or 0) >= words["users"] * plan.turns.session.longest

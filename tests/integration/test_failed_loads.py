@@ -60,14 +60,10 @@ class Script:
 
     def __init__(self, code: str, path: Path, **arguments: Any) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", HEAD + code, str(path), json.dumps(arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**environment, "MALLOC_ARENA_MAX": "1"},
-        )
+        environment["MALLOC_ARENA_MAX"] = "1"
+        words = [sys.executable, "-c", HEAD + code, str(path), json.dumps(arguments)]
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self.process = subprocess.Popen(words, text=True, env=environment, **pipes)
 
     def __enter__(self) -> Script:
         return self
@@ -145,11 +141,8 @@ def test_a_server_that_dies_while_weights_are_sent(model: Path, server: RpcServe
         Script(FAIL_AND_RECOVER, model, options=on_server(proxy.address)) as script,
     ):
         failed = script.read()
-        assert failed["error"] == "RemoteError"
-        assert (
-            f"lost an RPC server while it loaded {model}: {proxy.address}, which cannot be reached" in failed["message"]
-        )
-        assert "\n" not in failed["message"]
+        lost = f"lost an RPC server while it loaded {model}: {proxy.address}, which cannot be reached"
+        assert failed["error"] == "RemoteError" and lost in failed["message"] and "\n" not in failed["message"]
         assert script.read() == {"tokens": 2}, "without the server"
         assert script.read() == {"at": "failed"}
         proxy.revive()
@@ -182,11 +175,8 @@ def test_a_server_that_says_nothing_any_more(model: Path, server: RpcServer) -> 
             Script(FAIL_AND_RECOVER, model, options=on_server(proxy.address, timeout=seconds)) as script,
         ):
             failed = script.read()
-            assert failed["error"] == "RemoteError"
-            assert failed["message"].startswith(
-                f"llama.cpp lost an RPC server while it loaded {model}: {proxy.address}, which"
-            )
-            assert "accepts connections but does not answer" in failed["message"]
+            lost = f"llama.cpp lost an RPC server while it loaded {model}: {proxy.address}, which accepts connections"
+            assert failed["error"] == "RemoteError" and failed["message"].startswith(f"{lost} but does not answer")
             assert script.read() == {"tokens": 2}
             script.read()
             proxy.revive()
@@ -272,8 +262,7 @@ def test_a_server_with_too_little_memory(model: Path) -> None:
         server.limit_memory(4 * MIB)
         script.go()
         failed = script.read()
-        assert failed["error"] == "OutOfMemoryError"
-        assert failed["device"] == "RPC0"
+        assert (failed["error"], failed["device"]) == ("OutOfMemoryError", "RPC0")
         assert failed["missing"] > 4 * MIB
         assert f"RPC0 does not have {failed['missing']} bytes" in failed["message"]
         assert "fitted again 2 times" in failed["message"]
@@ -308,29 +297,19 @@ print(json.dumps(attempt(lambda: fitter.Llama(path, **options))), flush=True)
 """
 
 
-def limited(model: Path, lifts: bool) -> dict[str, Any]:
+@named_cases(("at most twice", False), ("memory that is back is used", True))
+def test_too_little_memory_is_fitted_again(lifts: bool, model: Path) -> None:
     with Script(LIMITED, model, lifts=lifts, extra=12 * MIB) as script:
-        found: dict[str, Any] = script.read()
+        found = script.read()
         assert script.read() == {"tokens": 2}, "afterwards"
         script.end()
-    return found
-
-
-def test_too_little_memory_is_fitted_again_at_most_twice(model: Path) -> None:
-    found = limited(model, lifts=False)
-    assert found["error"] == "OutOfMemoryError"
-    assert found["device"] == "host"
-    assert found["missing"] > 12 * MIB
-    assert f"the host does not have {found['missing']} bytes" in found["message"]
-    assert [category for category, _ in found["told"]] == ["PlanWarning", "PlanWarning"]
-
-
-def test_memory_that_is_back_is_used(model: Path) -> None:
-    found = limited(model, lifts=True)
-    assert found["tokens"] == 2
-    ((category, text),) = found["told"]
-    assert category == "PlanWarning"
-    assert "Fitting again with the memory that is free now (1 of 2)" in text
+    assert [category for category, _ in found["told"]] == ["PlanWarning"] * (1 if lifts else 2)
+    assert "Fitting again with the memory that is free now (1 of 2)" in found["told"][0][1]
+    if lifts:
+        assert found["tokens"] == 2
+    else:
+        assert (found["error"], found["device"]) == ("OutOfMemoryError", "host") and found["missing"] > 12 * MIB
+        assert f"the host does not have {found['missing']} bytes" in found["message"]
 
 
 # --- aborts, and being told to stop

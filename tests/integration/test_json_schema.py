@@ -14,12 +14,13 @@ import pytest
 
 import fitter
 from fitter.api.compare_builds import OnBuild
-from fitter.cli import main
-from fitter.output.documents.checked_documents import TUNING, VERIFICATION
+from fitter.output.documents.tuning_document import TUNING
+from fitter.output.documents.verification_document import VERIFICATION
 from fitter.planning.plan.verified import LaterUse, MemoryGrowth, MemoryUse, ServerUse
 from fitter.planning.search import best_plan
 from fitter.regression import build_report
 from fitter.regression.build_comparison import Compared, Subject
+from tests.support.command import Command
 from tests.support.plans import make_plan
 from tools.docs import models
 from tools.docs.of_json import DOCUMENTS, keys, printed
@@ -27,6 +28,7 @@ from tools.docs.pages import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_worker")
 
+SERVED = {"workload": "chat", "users": 3, "at_least": 20, "program": "llama-server"}
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "it fits": ("llama-3.1-8b.gguf", {"gpus": "rtx-4090"}),
     "experts on the host": ("qwen3-30b-a3b.gguf", {"gpus": ["12GiB", "rtx-3060-12gb"], "host_memory": "64GiB"}),
@@ -46,18 +48,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3-12b.gguf",
         {"gpus": "24GiB", "n_ctx": 8192, "program": "llama-server", "host_memory": "8GiB", "spec_type": "ngram-mod"},
     ),
-    "several users": (
-        "llama-3.1-8b.gguf",
-        {
-            "gpus": "rtx-4090",
-            "workload": "chat",
-            "users": 3,
-            "at_least": 20,
-            "n_seq_max": 1,
-            "cache_ram": 0,
-            "program": "llama-server",
-        },
-    ),
+    "several users": ("llama-3.1-8b.gguf", {**SERVED, "gpus": "rtx-4090", "n_seq_max": 1, "cache_ram": 0}),
     "far from its bound": ("llama-3.1-8b.gguf", {"gpus": "4GiB", "n_ctx": 131072}),
     "memory that is shared": ("qwen3-30b-a3b.gguf", {"gpus": "m4-pro:24GiB"}),
     "with alternatives": ("qwen3-30b-a3b.gguf", {"gpus": "12GiB", "alternatives": True}),
@@ -150,12 +141,6 @@ def test_tunings(plan: Callable[[str], fitter.Plan]) -> None:
     check("tune", TUNING.write(tuning), TUNING.write(replace(tuning, tuned=None)), all_keys=False)
 
 
-def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    main(words)
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
 def test_fleets() -> None:
     models = {
         "chat": {"model": "shape://llama-3.1-8b", "resident": True},
@@ -171,12 +156,12 @@ def test_fleets() -> None:
     check("fleet", fleet.to_dict(), large.to_dict(), all_keys=False)
 
 
-def test_inspections_and_devices(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check("inspect", answer(["inspect", str(folder / "small.gguf"), "--json"], capsys))
-    check("devices", answer(["devices", "--gpu", "rtx-4090", "--json"], capsys))
-    check("catalogue", answer(["devices", "--catalogue", "--json"], capsys))
-    check("shapes", answer(["shapes", "--json"], capsys))
-    check("shape-plans", answer(["shapes", "smollm2", "--gpu", "1GiB", "--json"], capsys), all_keys=False)
+def test_inspections_and_devices(folder: Path, command: Command) -> None:
+    check("inspect", command("inspect", folder / "small.gguf", "--json").document)
+    check("devices", command("devices", "--gpu", "rtx-4090", "--json").document)
+    check("catalogue", command("devices", "--catalogue", "--json").document)
+    check("shapes", command("shapes", "--json").document)
+    check("shape-plans", command("shapes", "smollm2", "--gpu", "1GiB", "--json").document, all_keys=False)
 
 
 def test_quantizations(folder: Path) -> None:
@@ -240,18 +225,17 @@ def test_checks_and_differences(
     folder: Path,
     plan: Callable[[str], fitter.Plan],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command,
 ) -> None:
     monkeypatch.chdir(folder)
     Path("fitter.toml").write_text(CASES.format(n_ctx=8192))
-    assert main(["lock"]) == 0
+    assert command("lock").status == 0
     Path("fitter.toml").write_text(CASES.format(n_ctx=131072) + '[cases.new]\nmodel = "missing.gguf"\n')
-    capsys.readouterr()
-    check("check", answer(["check", "--json"], capsys))
+    check("check", command("check", "--json").document)
     for name in ("it fits", "it does not fit"):
         Path(f"{name}.json").write_text(json.dumps(plan(name).to_dict()))
-    check("diff", answer(["diff", "it fits.json", "it does not fit.json", "--json"], capsys))
-    whole = answer(["diff", "small.gguf", "--gpu", "none", *BUILDS, "--json"], capsys)
+    check("diff", command("diff", "it fits.json", "it does not fit.json", "--json").document)
+    whole = command("diff", "small.gguf", "--gpu", "none", *BUILDS, "--json").document
     assert whole["equal"]
     check("history", whole, compared_by_hand())
     assert set(DOCUMENTS) == {path.name.partition(".")[0] for path in ROOT.glob("docs/reference/*.schema.json")}

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from fitter.cli import main
 from fitter.llama.build import layouts
 from fitter.llama.build.build_folder import Build, find
 from fitter.llama.build.inspect_build import BuildReport, inspect_build
 from tests.support.cases import cases
+from tests.support.command import Command
 from tests.support.llama_builds import LAYOUTS, PINNED, every, fetched, header_of, where
 from tools.builds import llama_builds
 
@@ -129,32 +129,27 @@ def test_a_truncated_library_is_refused(library: str, tmp_path: Path) -> None:
         assert library in inspect_build(str(path.parent)).problem
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["llama-cpp", "--json"]) == 0
-    (own,) = json.loads(capsys.readouterr().out)["builds"]
+    (own,) = command("llama-cpp", "--json").document["builds"]
     assert (own["where"], own["layout"], own["problem"], own["version"]) == ("python", "0.3.36", None, "0.5.0-dev")
     assert own["checks"] == ["symbols", "layout", "operations", "models"]
     assert own["rules"]["cuda"]["equal"] == own["rules"]["cuda"]["rows"] > 4000
     assert set(own) == {*BuildReport.__dataclass_fields__, "rules"}
-    assert main(["llama-cpp", str(tmp_path)]) == 3
-    printed = capsys.readouterr().out
-    assert "0.25.3" in printed
-    assert f"there is no libllama.so in {tmp_path}" in printed
+    status, printed, _ = command("llama-cpp", tmp_path)
+    assert status == 3 and "0.25.3" in printed and f"there is no libllama.so in {tmp_path}" in printed
     # the option of the other commands, alone and beside the argument
-    assert main(["llama-cpp", "--llama-cpp", str(tmp_path), "--json"]) == 3
-    assert [each["where"] for each in json.loads(capsys.readouterr().out)["builds"]] == ["python", str(tmp_path)]
-    assert main(["llama-cpp", str(tmp_path), "--llama-cpp", "/nowhere", "--llama-cpp", "python", "--json"]) == 3
-    named = [each["where"] for each in json.loads(capsys.readouterr().out)["builds"]]
-    assert named == ["python", str(tmp_path), "/nowhere"]
+    for words, named in (
+        (["--llama-cpp", tmp_path], ["python", str(tmp_path)]),
+        ([tmp_path, "--llama-cpp", "/nowhere", "--llama-cpp", "python"], ["python", str(tmp_path), "/nowhere"]),
+    ):
+        said = command("llama-cpp", *words, "--json")
+        assert (said.status, [each["where"] for each in said.document["builds"]]) == (3, named)
 
 
-def test_the_command_with_a_server_on_the_path(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_with_a_server_on_the_path(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = fetched("b10434")
     monkeypatch.setenv("PATH", str(directory))
-    assert main(["llama-cpp", "--json"]) == 0
-    own, server = json.loads(capsys.readouterr().out)["builds"]
+    own, server = command("llama-cpp", "--json").document["builds"]
     assert (own["where"], server["where"]) == ("python", str(directory / "llama-server"))
     assert (server["commit"], server["layout"]) == (COMMITS["b10434"], "0.3.35")

@@ -347,20 +347,23 @@ def broken(files: Mapping[str, Path], name: str, folder: Path) -> Path:
     return folder / "missing.gguf" if name == "missing" else files[name]
 
 
-NO_PROJECTOR = {
-    "projector, cut in the tensors": "the last 1 bytes of its tensors are missing",
-    "projector, cut in the header": "exceeds remaining file size",
+NO_FILE = {
     "garbage": "invalid magic characters: 'garb'",
     "empty": "failed to read magic",
     "missing": "missing.gguf cannot be read: No such file or directory",
     "a directory": "is a directory; give the GGUF file in it",
+}
+NO_PROJECTOR = {
+    **NO_FILE,
+    "projector, cut in the tensors": "the last 1 bytes of its tensors are missing",
+    "projector, cut in the header": "exceeds remaining file size",
     "dense": "is not a multimodal projector",
     "adapter": "is not a multimodal projector",
 }
 
 
-@pytest.mark.parametrize(("name", "message"), NO_PROJECTOR.items(), ids=NO_PROJECTOR.keys())
-def test_no_projector(worker: Worker, files: Mapping[str, Path], tmp_path: Path, name: str, message: str) -> None:
+@cases(*NO_PROJECTOR.items())
+def test_no_projector(name: str, message: str, worker: Worker, files: Mapping[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=message) as raised:
         worker.projector(broken(files, name, tmp_path), device="CUDA0")
     assert "\n" not in str(raised.value)
@@ -368,12 +371,9 @@ def test_no_projector(worker: Worker, files: Mapping[str, Path], tmp_path: Path,
 
 
 NO_ADAPTER = {
+    **NO_FILE,
     "adapter, cut in the tensors": "the last 1 bytes of its tensors are missing",
     "adapter, cut in the header": "failed to read (key-value pairs|tensor info)",
-    "garbage": "invalid magic characters: 'garb'",
-    "empty": "failed to read magic",
-    "missing": "missing.gguf cannot be read: No such file or directory",
-    "a directory": "is a directory; give the GGUF file in it",
     "dense": "is not a LoRA adapter",
     "projector": "is not a LoRA adapter",
     "adapter of another model": "tensor 'blk.0.attn_q.weight' has incorrect shape",
@@ -382,8 +382,8 @@ NO_ADAPTER = {
 }
 
 
-@pytest.mark.parametrize(("name", "message"), NO_ADAPTER.items(), ids=NO_ADAPTER.keys())
-def test_no_adapter(worker: Worker, files: Mapping[str, Path], tmp_path: Path, name: str, message: str) -> None:
+@cases(*NO_ADAPTER.items())
+def test_no_adapter(name: str, message: str, worker: Worker, files: Mapping[str, Path], tmp_path: Path) -> None:
     wrong = Lora(str(broken(files, name, tmp_path)))
     right = Lora(str(files["adapter"]))
     for lora in ((wrong,), (right, wrong)):

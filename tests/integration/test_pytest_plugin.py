@@ -18,7 +18,7 @@ import fitter
 from fitter.api import Plan
 from fitter.regression.lockfile import Lock, LockedFleet, LockedMember, dumps, read_lock, write_lock
 from tests.support.cases import cases, named_cases
-from tests.support.command import run_fitter
+from tests.support.command import run_fitter, run_python
 from tests.support.patience import is_running, until
 from tools.models.tiny import TINY_DENSE, write_tiny
 
@@ -27,6 +27,7 @@ pytest_plugins = ["pytester"]
 PLUGIN = "fitter.regression.pytest_plugin"
 GPU = "rtx-4090"
 N_CTX = 4096
+LIMITED = f'gpu="{GPU}", limit="20GiB"'
 PARALLEL = ("-p", "xdist.plugin", "-n", "2")
 
 
@@ -69,6 +70,17 @@ def said(result: pytest.RunResult) -> list[str]:
     lines = [line for line in lines if not re.match(r"\[gw\d+\] ", line)]
     titles = [index for index, line in enumerate(lines) if re.fullmatch(r"_+ .*test_.* _+", line)]
     return [lines[index + 1] for index in titles]
+
+
+def configure(root: Path, settings: str) -> None:
+    """Add settings to those of pytest."""
+    with (root / "tox.ini").open("a") as file:
+        file.write(f"\n{settings}\n")
+
+
+@pytest.fixture
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FITTER_TRUST", "1")
 
 
 def marked(*keywords: str, name: str = "test_it") -> str:
@@ -118,14 +130,13 @@ def test_both_sides_of_every_limit(pytester: pytest.Pytester, root: Path, plan: 
     assert "During handling" not in result.stdout.str()
 
 
+TOO_SMALL = "n_gpu_layers=-1, n_ubatch=512, gpu='1040MiB'"
+
+
 @named_cases(
-    ("limit", "limit={device} - 1", r"tiny.gguf: CUDA0 takes [\d.]+ MiB, 1 B more than its budget of [\d.]+ MiB"),
-    ("several", "limit=0, host_limit=0", r"tiny.gguf: CUDA0 takes .* budget of 0 B; host takes .* budget of 0 B"),
-    (
-        "too small a device",
-        "n_gpu_layers=-1, n_ubatch=512, gpu='1040MiB'",
-        r"tiny.gguf does not fit: CUDA0 lacks \d+ MiB: .* but 1040 MiB are free; .*",
-    ),
+    ("limit", "limit={device} - 1", r": CUDA0 takes [\d.]+ MiB, 1 B more than its budget of [\d.]+ MiB"),
+    ("several", "limit=0, host_limit=0", r": CUDA0 takes .* budget of 0 B; host takes .* budget of 0 B"),
+    ("too small a device", TOO_SMALL, r" does not fit: CUDA0 lacks \d+ MiB: .* but 1040 MiB are free; .*"),
 )
 def test_a_failure_is_one_sentence_with_the_numbers(
     words: str, sentence: str, pytester: pytest.Pytester, root: Path, plan: Plan
@@ -134,30 +145,18 @@ def test_a_failure_is_one_sentence_with_the_numbers(
     pytester.makepyfile(marked(words if "gpu=" in words else f"gpu='{GPU}', n_ctx={N_CTX}, {words}"))
     result = run(pytester)
     (line,) = said(result)
-    assert re.fullmatch(sentence, line), line
+    assert re.fullmatch(f"tiny.gguf{sentence}", line), line
     assert "MEMORY" in result.stdout.str()
     # The table of the plan is a section of the report.
     result.stdout.fnmatch_lines(["*- memory of tiny.gguf -*", "*CUDA0*", "  host*"])
 
 
 def test_the_body_runs_only_where_it_fits(pytester: pytest.Pytester, root: Path) -> None:
-    pytester.makepyfile(
-        f"""
-        import pathlib
-        import pytest
-
-        @pytest.mark.fits_memory(gpu={GPU!r}, n_ctx={N_CTX}, limit=1)
-        def test_over():
-            pathlib.Path("over").touch()
-
-        @pytest.mark.fits_memory(gpu={GPU!r}, n_ctx={N_CTX}, limit="1GiB")
-        def test_under():
-            pathlib.Path("under").touch()
-        """
-    )
+    for name, limit in (("over", "1"), ("under", "'1GiB'")):
+        text = marked(f"gpu={GPU!r}, n_ctx={N_CTX}, limit={limit}")
+        (root / f"test_{name}.py").write_text(text.replace("pass", f"open({name!r}, 'w').close()"))
     run(pytester).assert_outcomes(passed=1, failed=1)
-    assert (root / "under").exists()
-    assert not (root / "over").exists()
+    assert [(root / name).exists() for name in ("over", "under")] == [False, True]
 
 
 def test_where_markers_may_stand(pytester: pytest.Pytester, root: Path) -> None:
@@ -246,13 +245,8 @@ def test_markers_that_others_add(pytester: pytest.Pytester, root: Path) -> None:
     )
     (root / "test.lines").touch()
     pytester.makepyfile("def test_collected(): pass\n\n\ndef test_fixture(added): pass\n\n\ndef test_other(): pass\n")
-    result = run(pytester)
-    assert outcomes(result) == {
-        "test_line": "memory",
-        "test_collected": "memory",
-        "test_fixture": "memory",
-        "test_other": "passed",
-    }
+    memory = dict.fromkeys(("test_line", "test_collected", "test_fixture"), "memory")
+    assert outcomes(run(pytester)) == {**memory, "test_other": "passed"}
 
 
 # --- bad arguments
@@ -418,22 +412,22 @@ def test_both_sides_of_growth(pytester: pytest.Pytester, root: Path, model: Path
 
 
 def test_a_plan_that_does_not_fit_is_not_stored(pytester: pytest.Pytester, root: Path) -> None:
-    pytester.makepyfile(marked("gpu='1040MiB', n_gpu_layers=-1, n_ubatch=512", f"gpu={GPU!r}"))
+    pytester.makepyfile(marked(TOO_SMALL, f"gpu={GPU!r}"))
     result = run(pytester, "--fitter-update")
     result.assert_outcomes(failed=1)
     assert said(result)[0].startswith("tiny.gguf does not fit: CUDA0 lacks ")
     assert list(read_lock(root / "fitter.lock").cases) == ["test_a_plan_that_does_not_fit_is_not_stored.py::test_it#2"]
 
 
+NEWER = "fitter.lock has schema 2, but this fitter reads schema 1: install a newer fitter"
+
+
 @named_cases(
-    ("merge conflict", "<<<<<<< ours\n", "", "fitter.lock has a merge conflict in line 1"),
-    ("newer", "", "schema = 2\n", "fitter.lock has schema 2, but this fitter reads schema 1: install a newer fitter"),
+    ("merge conflict", "<<<<<<< ours\nschema = 1\n", "fitter.lock has a merge conflict in line 1"),
+    ("newer", "schema = 2\n", NEWER),
 )
-def test_a_lock_that_cannot_be_read(
-    before: str, instead: str, sentence: str, pytester: pytest.Pytester, root: Path
-) -> None:
+def test_a_lock_that_cannot_be_read(text: str, sentence: str, pytester: pytest.Pytester, root: Path) -> None:
     (root / "test_it.py").write_text(marked(f"gpu={GPU!r}, n_ctx={N_CTX}"))
-    text = before + (instead or "schema = 1\n")
     (root / "fitter.lock").write_text(text)
     result = run(pytester)
     result.assert_outcomes(failed=1)
@@ -499,15 +493,12 @@ def test_fitter_check_and_pytest_share_a_lock(pytester: pytest.Pytester, root: P
 # --- which model, and its plan
 
 
+FIXTURE = "import pytest\n@pytest.fixture(scope='session')\ndef fitter_model(): return '{}.gguf'\n"
+
+
 @named_cases(
-    ("marker before fixture", "def fitter_model(): return 'tiny.gguf'", "model='other.gguf'", (), "other.gguf"),
-    (
-        "fixture before option",
-        "def fitter_model(): return 'other.gguf'",
-        "",
-        ("--fitter-model=tiny.gguf",),
-        "other.gguf",
-    ),
+    ("marker before fixture", FIXTURE.format("tiny"), "model='other.gguf'", (), "other.gguf"),
+    ("fixture before option", FIXTURE.format("other"), "", ("--fitter-model=tiny.gguf",), "other.gguf"),
     ("option before ini", "", "", ("--fitter-model=other.gguf",), "other.gguf"),
     ("ini", "", "", (), "tiny.gguf"),
 )
@@ -515,31 +506,17 @@ def test_where_the_model_is_said(
     fixture: str, words: str, options: Sequence[str], name: str, pytester: pytest.Pytester, root: Path
 ) -> None:
     write_tiny(root / "other.gguf", TINY_DENSE)
-    pytester.makeconftest(
-        f"import pytest\nimport pathlib\n@pytest.fixture(scope='session')\n{fixture}\n" if fixture else ""
-    )
-    pytester.makepyfile(
-        f"""
-        import pathlib
-        import pytest
-
-        @pytest.mark.fits_memory(gpu={GPU!r}, n_ctx={N_CTX}, limit="1GiB", {words})
-        def test_it(fitter_plan):
-            assert pathlib.Path(fitter_plan.model.path).name == {name!r}
-        """
-    )
+    pytester.makeconftest(fixture)
+    test = marked(f"{LIMITED}, n_ctx={N_CTX}, {words}").replace("()", "(fitter_plan)")
+    pytester.makepyfile(test.replace("pass", f"assert fitter_plan.model.path.endswith({f'/{name}'!r})"))
     # From anywhere: a path of the ini file or a marker is not one from where pytest was called.
     run(pytester, *options).assert_outcomes(passed=1)
 
 
 def test_without_a_model(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(marked(f"gpu={GPU!r}, limit='1GiB'"))
-    result = run(pytester)
-    result.assert_outcomes(failed=1)
-    assert said(result) == [
-        "fits_memory: no model: give model=, a fixture called fitter_model, --fitter-model, or fitter_model in "
-        "pytest's settings"
-    ]
+    where = "give model=, a fixture called fitter_model, --fitter-model, or fitter_model in pytest's settings"
+    assert said(run(pytester)) == [f"fits_memory: no model: {where}"]
 
 
 def test_paths_do_not_depend_on_where_pytest_is_called(
@@ -558,26 +535,17 @@ def test_paths_do_not_depend_on_where_pytest_is_called(
 
 
 @named_cases(
-    ("a marker's, and the ini file's", 'llama_cpp="builds/old"', (), "new", "{root}/builds/old"),
-    ("the ini file's", "", (), "builds/new", "{root}/builds/new"),
-    ("the command line's", 'llama_cpp="builds/old"', ("--fitter-llama-cpp", "./mine"), "builds/new", "{root}/./mine"),
+    ("a marker's, and the ini file's", f'{LIMITED}, llama_cpp="builds/old"', (), "new", "builds/old"),
+    ("the ini file's", LIMITED, (), "builds/new", "builds/new"),
+    ("the command line's", f'{LIMITED}, llama_cpp="a"', ("--fitter-llama-cpp", "./mine"), "builds/new", "./mine"),
 )
 def test_which_llama_cpp(
-    keywords: str,
-    options: tuple[str, ...],
-    ini: str | None,
-    expected: str,
-    pytester: pytest.Pytester,
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: str, options: tuple[str, ...], ini: str, expected: str, pytester: pytest.Pytester, root: Path, trusting: None
 ) -> None:
-    monkeypatch.setenv("FITTER_TRUST", "1")
-    if ini:
-        with (root / "tox.ini").open("a") as file:
-            file.write(f"\nfitter_llama_cpp = {ini}\n")
-    pytester.makepyfile(marked(f'gpu="{GPU}", limit="20GiB", {keywords}'))
+    configure(root, f"fitter_llama_cpp = {ini}")
+    pytester.makepyfile(marked(words))
     (sentence,) = said(run(pytester, *options))
-    assert sentence.startswith(f"fits_memory: llama_cpp '{expected.format(root=root)}' is not there: ")
+    assert sentence.startswith(f"fits_memory: llama_cpp '{root}/{expected}' is not there: ")
 
 
 @cases("builds", "~/new")
@@ -585,9 +553,8 @@ def test_native_code_of_an_ini_file(
     ini: str, pytester: pytest.Pytester, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "builds").mkdir()
-    with (root / "tox.ini").open("a") as file:
-        file.write(f"\nfitter_llama_cpp = {ini}\n")
-    pytester.makepyfile(marked(f'gpu="{GPU}", limit="20GiB"'))
+    configure(root, f"fitter_llama_cpp = {ini}")
+    pytester.makepyfile(marked(LIMITED))
     sentence = (
         f"fitter_llama_cpp in the settings of pytest is '{ini}', which is native code: if you trust whoever wrote "
         "them, set FITTER_TRUST=1, or name it with --fitter-llama-cpp"
@@ -603,8 +570,7 @@ def test_native_code_of_an_ini_file(
 
 def test_nothing_is_done_until_it_is_asked(pytester: pytest.Pytester, root: Path) -> None:
     """Every pytest run in the environment loads the plugin, in whatever checkout it is."""
-    with (root / "tox.ini").open("a") as file:
-        file.write("\nfitter_llama_cpp = ./evil\nfitter_lock = /dev/zero\nfitter_timeout = never\n")
+    configure(root, "fitter_llama_cpp = ./evil\nfitter_lock = /dev/zero\nfitter_timeout = never")
     (root / "fitter.toml").write_text("[[[")
     pytester.makepyfile(
         """
@@ -724,11 +690,9 @@ def pytest_unconfigure():
 """
 
 
-def modules(directory: Path, *options: str) -> set[str]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options], cwd=directory, env=env, capture_output=True, text=True, check=False
-    )
+def modules(*options: str) -> set[str]:
+    """Run pytest here, and return the modules that are imported at its end."""
+    done = run_python(f"import pytest; raise SystemExit(pytest.main({[*options]!r}))")
     assert done.returncode == 0, done.stdout + done.stderr
     return set(json.loads(done.stderr.partition("MODULES")[2]))
 
@@ -736,8 +700,8 @@ def modules(directory: Path, *options: str) -> set[str]:
 def test_nothing_is_imported_for_other_tests(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(UNRELATED)
     pytester.makeconftest(PRINTED)
-    without = modules(pytester.path)
-    found = modules(pytester.path, "-p", PLUGIN, "-o", "fitter_model=x.gguf")
+    without = modules()
+    found = modules("-p", PLUGIN, "-o", "fitter_model=x.gguf")
     own = {"fitter", "fitter.errors", "fitter.text", "fitter.version", "fitter.regression", PLUGIN}
     assert found - without == own
 

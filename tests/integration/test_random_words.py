@@ -74,14 +74,6 @@ def drawn(seed: int) -> tuple[str, list[str]]:
     return dice.choice(list(MODELS)), words
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    directory = tmp_path_factory.mktemp("models")
-    for name, shape in MODELS.items():
-        shapes.write_shape(shape, directory / f"{name}.gguf", vocab=False)
-    return {name: directory / f"{name}.gguf" for name in MODELS}
-
-
 @pytest.mark.parametrize("first", range(0, 80, 10))
 def test_random_words(
     models: dict[str, Path],

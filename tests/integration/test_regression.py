@@ -121,6 +121,10 @@ def rewrite(repository: Repository, shape: Shape) -> None:
 # --- a change, and what is said of it
 
 
+def edited(old: str, new: str) -> Callable[[Repository], None]:
+    return lambda repository: repository.edit(old, new)
+
+
 def retype(repository: Repository) -> None:
     def typed(tensor: shapes.Tensor) -> shapes.Tensor:
         is_it = tensor.name == "blk.3.ffn_up.weight"
@@ -130,32 +134,25 @@ def retype(repository: Repository) -> None:
     rewrite(repository, replace(DENSE, tensors=tuple(map(typed, DENSE.tensors))))
 
 
-FAILING: dict[str, tuple[Callable[[Repository], None], list[str], list[str]]] = {
-    "n_ubatch doubled": (
-        lambda repository: repository.edit("n_ubatch = 512", "n_ubatch = 1024"),
-        ["chat"],
-        ["setting: n_ubatch 512 → 1024", "compute +"],
-    ),
-    "a tensor of another type": (retype, ["chat", "host"], ["header: blk.3.ffn_up.weight q4_K → q8_0", "model +"]),
-    "a smaller device": (
-        lambda repository: repository.edit('gpu = "24GiB"', 'gpu = "1536MiB"'),
-        ["chat"],
-        ["setting: gpu 24GiB → 1536MiB", "device: CUDA0 total 24.0 GiB → 1.5 GiB", "! weights on the host"],
-    ),
-    "a device too small for a fitted context": (
-        lambda repository: repository.edit('["2GiB", "3GiB"]', '["2GiB", "1GiB"]'),
+CARD = edited('gpu = "24GiB"', 'gpu = "1536MiB"')
+CARD_SAYS = ["setting: gpu 24GiB → 1536MiB", "device: CUDA0 total 24.0 GiB → 1.5 GiB", "! weights on the host"]
+CARDS = edited('["2GiB", "3GiB"]', '["2GiB", "1GiB"]')
+NO_ROOM = edited('host_memory = "8GiB"', 'host_memory = "1025MiB"')
+RETYPED = ["header: blk.3.ffn_up.weight q4_K → q8_0", "model +"]
+
+
+@named_cases(
+    ("n_ubatch doubled", edited("n_ubatch = 512", "n_ubatch = 1024"), ["chat"], ["n_ubatch 512 → 1024", "compute +"]),
+    ("a tensor of another type", retype, ["chat", "host"], RETYPED),
+    ("a smaller device", CARD, ["chat"], CARD_SAYS),
+    (
+        "a device too small for a fitted context",
+        CARDS,
         ["fitted"],
         ["setting: gpu 2GiB, 3GiB → 2GiB, 1GiB", "fitted differently: "],
     ),
-    "no room at all": (
-        lambda repository: repository.edit('host_memory = "8GiB"', 'host_memory = "1025MiB"'),
-        ["fitted"],
-        ["setting: host_memory 8.0 GiB → 1.0 GiB", "! fits"],
-    ),
-}
-
-
-@cases(FAILING)
+    ("no room at all", NO_ROOM, ["fitted"], ["setting: host_memory 8.0 GiB → 1.0 GiB", "! fits"]),
+)
 def test_a_change_that_costs_memory(
     change: Callable[[Repository], None], failed: list[str], says: list[str], repository: Repository
 ) -> None:
@@ -190,12 +187,12 @@ def other_versions(repository: Repository) -> None:
 @named_cases(
     (
         "a smaller batch",
-        lambda repository: repository.edit("n_ubatch = 512", "n_ubatch = 256\nmax_slowdown = '50%'"),
+        edited("n_ubatch = 512", "n_ubatch = 256\nmax_slowdown = '50%'"),
         ["chat changed", "setting: n_ubatch 512 → 256", "compute -", "2 unchanged"],
     ),
     (
         "growth that is allowed",
-        lambda repository: repository.edit("n_ubatch = 512", "n_ubatch = 513\nmax_growth = '10%'"),
+        edited("n_ubatch = 512", "n_ubatch = 513\nmax_growth = '10%'"),
         ["chat changed", "setting: n_ubatch 512 → 513"],
     ),
     ("metadata", retune, ["header: its metadata changed", "1 unchanged"]),
@@ -230,18 +227,9 @@ def test_a_second_machine(repository: Repository, locked: Repository, tmp_path: 
     other.lock.unlink()
     home = tmp_path / "home"
     home.mkdir()
-    done = other.fitter(
-        "lock",
-        *("--cases", str(other.cases)),
-        cwd=home,
-        HOME=str(home),
-        TMPDIR=str(home),
-        XDG_CONFIG_HOME=str(home / "configuration"),
-        LC_ALL="C",
-        TZ="Asia/Tokyo",
-        PYTHONHASHSEED="77",
-        CUDA_VISIBLE_DEVICES="",
-    )
+    variables = {"HOME": str(home), "TMPDIR": str(home), "XDG_CONFIG_HOME": str(home / "configuration"), "LC_ALL": "C"}
+    variables |= {"TZ": "Asia/Tokyo", "PYTHONHASHSEED": "77", "CUDA_VISIBLE_DEVICES": ""}
+    done = other.fitter("lock", "--cases", str(other.cases), cwd=home, **variables)
     assert done.returncode == 0, done.stderr
     assert other.lock.read_bytes() == locked.lock.read_bytes()
     assert str(tmp_path) not in other.lock.read_text()
@@ -357,72 +345,57 @@ def append(path: str, text: str) -> Callable[[Repository], None]:
     return change
 
 
-WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str]] = {
-    "an unknown key": (
-        lambda repository: repository.edit("n_ubatch", "n_ubatchh"),
-        ("check",),
-        2,
-        "fitter.toml: unknown key 'n_ubatchh' in cases.chat: did you mean n_ubatch?",
-    ),
-    "a missing model": (
-        lambda repository: (repository.path / "models" / "moe.gguf").unlink(),
-        ("check",),
-        3,
-        "fitted: {path}/models/moe.gguf: no such file",
-    ),
-    "parameters that make no sense": (
-        lambda repository: repository.edit("n_ubatch = 512", 'type_k = "maybe"'),
-        ("check",),
-        2,
-        "chat: type_k (-ctk) is 'maybe': give one of f32, f16",
-    ),
-    "a case that is not locked": (
-        append("fitter.toml", '[cases.more]\nmodel = "models/moe.gguf"\n'),
-        ("check",),
-        2,
-        "more: the case is in fitter.toml, but not in fitter.lock: run 'fitter lock --update more'",
-    ),
-    "a case that is only locked": (
-        lambda repository: repository.cases.write_text(toml({name: CASES[name] for name in ("chat", "host")})),
-        ("check",),
-        2,
-        "fitted: the case is in fitter.lock, but not in fitter.toml: run 'fitter lock --prune'",
-    ),
-    "a pipe in the place of the lock": (
-        lambda repository: os.mkfifo(repository.path / "pipe"),
-        ("lock", "--lock", "pipe"),
-        5,
-        "pipe cannot be written: it is a pipe, but a lock must be a file: choose another path with --lock",
-    ),
-    "a check against a pipe": (
-        lambda repository: os.mkfifo(repository.path / "pipe"),
-        ("check", "--lock", "pipe"),
-        2,
-        "pipe is a pipe, but a lock must be a file",
-    ),
-    "a report that cannot be written": (
-        lambda repository: None,
-        ("check", "--junit", "nowhere/a.xml"),
+def without(*names: str) -> Callable[[Repository], None]:
+    def change(repository: Repository) -> None:
+        repository.cases.write_text(toml({name: text for name, text in CASES.items() if name not in names}))
+
+    return change
+
+
+def pipe(repository: Repository) -> None:
+    os.mkfifo(repository.path / "pipe")
+
+
+def gone(repository: Repository) -> None:
+    (repository.path / "models" / "moe.gguf").unlink()
+
+
+MORE = append("fitter.toml", '[cases.more]\nmodel = "models/moe.gguf"\n')
+NOT_LOCKED = "more: the case is in fitter.toml, but not in fitter.lock: run 'fitter lock --update more'"
+ONLY_LOCKED = "fitted: the case is in fitter.lock, but not in fitter.toml: run 'fitter lock --prune'"
+NO_FILE = "pipe cannot be written: it is a pipe, but a lock must be a file: choose another path with --lock"
+UNKNOWN = "fitter.toml: unknown key 'n_ubatchh' in cases.chat: did you mean n_ubatch?"
+NO_TYPE = "chat: type_k (-ctk) is 'maybe': give one of f32, f16"
+
+
+@named_cases(
+    ("an unknown key", edited("n_ubatch", "n_ubatchh"), "check", 2, UNKNOWN),
+    ("a missing model", gone, "check", 3, "fitted: {path}/models/moe.gguf: no such file"),
+    ("parameters that make no sense", edited("n_ubatch = 512", 'type_k = "maybe"'), "check", 2, NO_TYPE),
+    ("a case that is not locked", MORE, "check", 2, NOT_LOCKED),
+    ("a case that is only locked", without("fitted"), "check", 2, ONLY_LOCKED),
+    ("a pipe in the place of the lock", pipe, "lock --lock pipe", 5, NO_FILE),
+    ("a check against a pipe", pipe, "check --lock pipe", 2, "pipe is a pipe, but a lock must be a file"),
+    (
+        "a report that cannot be written",
+        without(),
+        "check --junit nowhere/a.xml",
         5,
         "nowhere/a.xml cannot be written: No such file or directory",
     ),
-}
-
-
-@cases(WRONG)
+)
 def test_one_clear_line(
-    change: Callable[[Repository], object], words: tuple[str, ...], status: int, says: str, repository: Repository
+    change: Callable[[Repository], None], words: str, status: int, says: str, repository: Repository
 ) -> None:
     change(repository)
-    before = repository.lock.read_bytes() if repository.lock.exists() else None
-    done = repository.fitter(*words)
+    before = repository.lock.read_bytes()
+    done = repository.fitter(*words.split())
     assert done.returncode == status, done.stdout + done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("fitter: error: ")]
     assert len(errors) == 1, done.stderr
     assert says.format(path=repository.path) in errors[0]
     assert "Traceback" not in done.stderr
-    after = repository.lock.read_bytes() if repository.lock.exists() else None
-    assert after == before
+    assert repository.lock.read_bytes() == before
 
 
 def test_the_other_cases_are_still_checked(repository: Repository) -> None:
@@ -444,18 +417,12 @@ def test_known_cases_are_checked_beside_added_and_removed_ones(repository: Repos
     assert done.stdout.splitlines()[-1] == "4 cases: 1 failed, 1 not in the lock, 1 only in the lock, 1 unchanged"
     assert "host failed" in done.stdout
     lines = done.stderr.splitlines()
-    assert [line for line in lines if line.startswith("fitter: ")] == [
-        "fitter: error: more: the case is in fitter.toml, but not in fitter.lock: run 'fitter lock --update more'",
-        "fitter: error: fitted: the case is in fitter.lock, but not in fitter.toml: run 'fitter lock --prune'",
-    ]
+    said = [f"fitter: error: {NOT_LOCKED}", f"fitter: error: {ONLY_LOCKED}"]
+    assert [line for line in lines if line.startswith("fitter: ")] == said
     assert sum(line.startswith("::error ") for line in lines) == 3
     document = json.loads(repository.fitter("check", "--json").stdout)
-    assert {case["name"]: case["status"] for case in document["cases"]} == {
-        "chat": "same",
-        "host": "failed",
-        "more": "added",
-        "fitted": "removed",
-    }
+    statuses = {case["name"]: case["status"] for case in document["cases"]}
+    assert statuses == {"chat": "same", "host": "failed", "more": "added", "fitted": "removed"}
     assert (repository.fitter("check", "-k", "chat").returncode, document["passed"]) == (0, False)
     repository.edit("n_ctx = 1024", "n_ctx = 2048")
     assert repository.fitter("check").returncode == 2
@@ -463,7 +430,7 @@ def test_known_cases_are_checked_beside_added_and_removed_ones(repository: Repos
 
 def test_pruning(repository: Repository) -> None:
     before = read_lock(repository.lock).cases
-    repository.cases.write_text(toml({"chat": CASES["chat"], "host": CASES["host"]}))
+    without("fitted")(repository)
     (repository.path / "models" / "dense.gguf").unlink()
     done = repository.fitter("lock", "--prune")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "fitter: removed fitted from fitter.lock\n")
@@ -554,11 +521,8 @@ def test_reports(repository: Repository) -> None:
     done = repository.fitter("check", "--json", "--junit", "report.xml", GITHUB_ACTIONS="true")
     assert done.returncode == 4
     document = json.loads(done.stdout)
-    assert {case["name"]: case["status"] for case in document["cases"]} == {
-        "chat": "failed",
-        "fitted": "same",
-        "host": "same",
-    }
+    statuses = {case["name"]: case["status"] for case in document["cases"]}
+    assert statuses == {"chat": "failed", "fitted": "same", "host": "same"}
     assert document["cases"][0]["causes"] == [{"kind": "setting", "what": "n_ctx", "before": "4096", "after": "8192"}]
     suite = ElementTree.parse(repository.path / "report.xml").getroot()[0]
     assert (suite.get("tests"), suite.get("failures")) == ("3", "1")

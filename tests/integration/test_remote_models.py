@@ -5,27 +5,29 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
+import huggingface_hub.constants
 import pytest
 
 import fitter
-from fitter.cli import main
-from fitter.errors import LibraryError, ModelError
+from fitter.errors import ModelError
 from fitter.installation import install_command
 from fitter.llama.client import Worker
 from fitter.model.files import header_cache, remote_files, stored_headers
 from fitter.planning.request.request import Progress
-from tests.support.cases import cases, named_cases
-from tests.support.command import run_fitter
+from tests.support.cases import cases, named_cases, refused
+from tests.support.command import Command, run_fitter
 from tests.support.patience import SECONDS, until
 from tests.support.ranges import FileServer, Request, serving
 from tools.models import shapes
@@ -109,7 +111,7 @@ def test_what_is_asked_of_a_model_has_the_same_answer(server: FileServer, worker
 
 
 def test_every_command_takes_an_address(
-    server: FileServer, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: FileServer, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     url = f"{server.url}/{tiny.name}"
     monkeypatch.chdir(tmp_path)
@@ -123,19 +125,15 @@ def test_every_command_takes_an_address(
         "diff": ["diff", url, *two],
         "history": ["history", url, *two],
     }
-    said = {}
-    for name, words in commands.items():
-        assert main(words) == 0, capsys.readouterr().err
-        said[name] = capsys.readouterr().out
-    assert json.loads(said["fit"])["model"]["path"] == url
-    assert json.loads(said["inspect"])["model"]["path"] == url
+    said = {name: command(*words) for name, words in commands.items()}
     place = str(stored_headers.folder())
-    assert not [name for name, text in said.items() if place in text]
+    assert not {name: each for name, each in said.items() if each.status or place in each.out}
+    assert said["fit"].document["model"]["path"] == said["inspect"].document["model"]["path"] == url
     lock = Path("fitter.lock").read_text()
     assert 'file = "tiny.gguf"' in lock and server.url not in lock and place not in lock
     # a lock says the same of the file and of its header
     Path("fitter.toml").write_text(f'[cases.chat]\nmodel = "{tiny}"\ngpu = "rtx-4090"\n')
-    assert main(["lock"]) == 0
+    assert command("lock").status == 0
     assert Path("fitter.lock").read_text() == lock
 
 
@@ -237,42 +235,31 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("impatient")
 @cases(REFUSED)
 def test_an_answer_that_is_no_model(
-    answer: Callable[[Request], bool], said: str, server: FileServer, tiny: Path, capsys: pytest.CaptureFixture[str]
+    answer: Callable[[Request], bool], said: str, server: FileServer, tiny: Path, command: Command
 ) -> None:
     server.answer, before = answer, kept()
     url = f"{server.url}/{tiny.name}"
-    assert main([url, "--gpu", "rtx-4090"]) == 3
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", f"fitter: error: {said.format(url)}\n")
+    assert command(url, "--gpu", "rtx-4090") == (3, "", f"fitter: error: {said.format(url)}\n")
     assert kept() == before
     assert server.sent < 12 << 20
 
 
-@pytest.mark.parametrize(
-    ("url", "said"),
-    {
-        "no such host": (
-            "http://no-such-host.invalid/m.gguf",
-            "http://no-such-host.invalid/m.gguf: there is no host 'no-such-host.invalid': check the address, and the "
-            "network",
-        ),
-        "no host": ("http:///m.gguf", "http:///m.gguf is not a URL: write it as https://host/path/model.gguf"),
-        "a repository": (
-            "hf://org/repo",
-            "hf://org/repo is a whole repository: add the name of a GGUF file in it; 'fitter hf://org/repo' lists them",
-        ),
-    }.values(),
+NO_SUCH_HOST = "{}: there is no host 'no-such-host.invalid': check the address, and the network"
+WHOLE = "{} is a whole repository: add the name of a GGUF file in it; 'fitter {}' lists them"
+
+
+@named_cases(
+    ("no such host", "http://no-such-host.invalid/m.gguf", NO_SUCH_HOST),
+    ("no host", "http:///m.gguf", "{} is not a URL: write it as https://host/path/model.gguf"),
+    ("a repository", "hf://org/repo", WHOLE),
 )
 def test_an_address_that_is_none(url: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
     def nobody(*_: Any, **__: Any) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
-    with pytest.raises(ModelError) as caught:
+    with refused(ModelError, said.format(url, url)):
         fitter.measure(url, gpus="rtx-4090")
-    assert str(caught.value) == said
 
 
 @pytest.mark.usefixtures("impatient")
@@ -292,37 +279,28 @@ def test_what_passes_is_tried_again(server: FileServer, tiny: Path, worker: Work
     assert [number for _, _, number in server.requests][:3] == [503, 429, 206]
 
 
-def test_a_slow_server_is_given_up(server: FileServer, tiny: Path) -> None:
-    """Neither ever comes to an end."""
-
-    def slowly(request: Request) -> bool:
-        request.drip(0.1, {"Content-Range": "bytes 0-399999/1000000", "Content-Length": "400000"})
-        return True
-
-    before = kept()
-    for answer in (slowly, silent):
-        server.answer = answer
-        url = f"{server.url}/{tiny.name}"
-        with pytest.raises(ModelError) as caught:
-            fitter.measure(url, gpus="rtx-4090", timeout=0.5)
-        assert str(caught.value) == f"{url}: its header did not arrive within 0.5 s: give it more time (--timeout)"
-    assert kept() == before
+def drips(request: Request) -> bool:
+    request.drip(0.1, {"Content-Range": "bytes 0-399999/1000000", "Content-Length": "400000"})
+    return True
 
 
-def test_a_file_beside_it_that_drips_is_given_up(server: FileServer) -> None:
-    def slowly(request: Request) -> bool:
-        request.wfile.write(b"HTTP/1.1 206 Partial Content\r\n")
-        while not server.closing.wait(0.1):
-            request.wfile.write(b"X-Later: yes\r\n")
-            request.wfile.flush()
-        return True
+def drips_headers(request: Request) -> bool:
+    request.wfile.write(b"HTTP/1.1 206 Partial Content\r\n")
+    while not request.files.closing.wait(0.1):
+        request.wfile.write(b"X-Later: yes\r\n")
+        request.wfile.flush()
+    return True
 
-    server.answer = slowly
-    with pytest.raises(ModelError) as caught:
+
+@cases(drips, drips_headers, silent)
+def test_an_answer_without_end_is_given_up(answer: Callable[[Request], bool], server: FileServer, tiny: Path) -> None:
+    server.answer, before = answer, kept()
+    late = f"{server.url}/{{}}: its header did not arrive within 0.5 s: give it more time (--timeout)"
+    with refused(ModelError, late.format(tiny.name)):
+        fitter.measure(f"{server.url}/{tiny.name}", gpus="rtx-4090", timeout=0.5)
+    with refused(ModelError, late.format("config.json")):
         remote_files.beginning(f"{server.url}/config.json", 100, timeout=0.5)
-    assert str(caught.value) == (
-        f"{server.url}/config.json: its header did not arrive within 0.5 s: give it more time (--timeout)"
-    )
+    assert kept() == before
 
 
 def test_an_interrupt_ends_it_and_leaves_nothing(server: FileServer, tiny: Path) -> None:
@@ -341,9 +319,8 @@ def test_a_file_that_changes_while_it_is_read(server: FileServer, folder: Path) 
     tags = iter(f'"{number}"' for number in range(1000))
     server.etag = lambda path: next(tags)
     before = kept()
-    with pytest.raises(ModelError) as caught:
+    with refused(ModelError, f"{server.url}/{first.name} has changed while its header was read: try again"):
         fitter.measure(f"{server.url}/{first.name}", gpus="rtx-4090")
-    assert str(caught.value) == f"{server.url}/{first.name} has changed while its header was read: try again"
     assert kept() == before
 
 
@@ -440,14 +417,13 @@ def secrets_in(place: Path) -> list[Path]:
 
 @cases("user", "query")
 def test_credentials_go_to_their_server_and_nowhere_else(
-    how: str, server: FileServer, tiny: Path, capsys: pytest.CaptureFixture[str]
+    how: str, server: FileServer, tiny: Path, command: Command
 ) -> None:
     host = server.url.removeprefix("http://")
     url = f"http://me:{SECRET}@{host}/{tiny.name}" if how == "user" else f"{server.url}/{tiny.name}?sig={SECRET}"
-    assert main([url, "--gpu", "rtx-4090", "--json", "-vv"]) == 0
-    shown = capsys.readouterr()
+    shown = command(url, "--gpu", "rtx-4090", "--json", "-vv")
     assert SECRET not in shown.out + shown.err
-    assert json.loads(shown.out)["model"]["path"] == f"{server.url}/{tiny.name}"
+    assert shown.document["model"]["path"] == f"{server.url}/{tiny.name}"
     if how == "user":
         assert {headers.get("Authorization") for headers in server.headers} == {"Basic bWU6czNjcjN0"}
     else:
@@ -455,9 +431,8 @@ def test_credentials_go_to_their_server_and_nowhere_else(
     assert secrets_in(stored_headers.folder()) == []
     server.answer = status(403)
     remote_files.forget()
-    assert main([url, "--gpu", "rtx-4090"]) == 3
-    said = capsys.readouterr().err
-    assert SECRET not in said and f"{server.url}/{tiny.name}: the server answers 403" in said
+    status_, _, said = command(url, "--gpu", "rtx-4090")
+    assert status_ == 3 and SECRET not in said and f"{server.url}/{tiny.name}: the server answers 403" in said
 
 
 def test_a_redirect_to_another_host_gets_no_credentials(server: FileServer, tiny: Path, worker: Worker) -> None:
@@ -531,45 +506,30 @@ def test_a_file_of_the_hub(hub: FileServer, server: FileServer, tiny: Path, work
 def test_the_hub_is_not_asked_offline(
     hub: FileServer, tiny: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import huggingface_hub.constants
-
-    url = f"hf://org/repo/{tiny.name}"
+    url, other = f"hf://org/repo/{tiny.name}", "hf://org/repo/another.gguf"
     rows = fitter.measure(url, gpus="rtx-4090", worker=worker).rows
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     remote_files.forget()
     hub.forget()
     assert fitter.measure(url, gpus="rtx-4090", worker=worker).rows == rows
-    with pytest.raises(ModelError) as caught:
-        fitter.measure("hf://org/repo/another.gguf", gpus="rtx-4090")
-    assert str(caught.value) == (
-        "hf://org/repo/another.gguf: HF_HUB_OFFLINE is set, and its header was not fetched before: unset it, or give a "
-        "file of this machine"
-    )
+    unknown = "HF_HUB_OFFLINE is set, and its header was not fetched before: unset it, or give a file of this machine"
+    with refused(ModelError, f"{other}: {unknown}"):
+        fitter.measure(other, gpus="rtx-4090")
     assert hub.requests == []
 
 
-def test_a_gated_file_of_the_hub(hub: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@cases(("repo", "gated (403 Forbidden)"), ("another", "gated, private or not there (401 Unauthorized)"))
+def test_a_gated_file_of_the_hub(repository: str, why: str, hub: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "wrong")
-    with pytest.raises(ModelError) as caught:
-        fitter.measure("hf://org/repo/gated.gguf", gpus="rtx-4090")
-    assert str(caught.value) == (
-        f"hf://org/repo/gated.gguf is gated (403 Forbidden): ask for access at {hub.url}/org/repo, and set HF_TOKEN, "
-        "or log in with 'hf auth login'"
-    )
-    with pytest.raises(ModelError) as caught:
-        fitter.measure("hf://org/another/gated.gguf", gpus="rtx-4090")
-    assert str(caught.value) == (
-        f"hf://org/another/gated.gguf is gated, private or not there (401 Unauthorized): ask for access at "
-        f"{hub.url}/org/another, and set HF_TOKEN, or log in with 'hf auth login'"
-    )
+    url, how = f"hf://org/{repository}/gated.gguf", "and set HF_TOKEN, or log in with 'hf auth login'"
+    with refused(ModelError, f"{url} is {why}: ask for access at {hub.url}/org/{repository}, {how}"):
+        fitter.measure(url, gpus="rtx-4090")
 
 
 # --- other places
 
 
 def test_what_fsspec_knows(tiny: Path, worker: Worker) -> None:
-    import fsspec
-
     files = fsspec.filesystem("memory")
     files.pipe_file("/models/tiny.gguf", tiny.read_bytes())
     url = "memory://models/tiny.gguf"
@@ -584,9 +544,8 @@ def test_what_fsspec_knows(tiny: Path, worker: Worker) -> None:
         "nosuch://models/tiny.gguf": "nosuch://models/tiny.gguf cannot be read: Protocol not known: nosuch",
     }.items():
         files.makedirs("/models/folder", exist_ok=True)
-        with pytest.raises(ModelError) as caught:
+        with refused(ModelError, said):
             fitter.measure(broken, gpus="24GiB")
-        assert str(caught.value) == said
 
 
 def test_a_file_url_is_a_path(tiny: Path, worker: Worker) -> None:
@@ -595,35 +554,30 @@ def test_a_file_url_is_a_path(tiny: Path, worker: Worker) -> None:
 
 
 @cases(("fsspec", "memory://models/x.gguf"), ("huggingface_hub", "hf://org/repo/x.gguf"))
-def test_a_package_that_is_not_installed(package: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_installed(
+    package: str, url: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(LibraryError) as caught:
-        fitter.measure(url, gpus="24GiB")
     said = f"{url} is read with {package}, which is not installed: {install_command('remote')}"
-    assert str(caught.value) == said
-    assert caught.value.exit_code == 3
+    assert command(url, "--gpu", "24GiB") == (3, "", f"fitter: error: {said}\n")
 
 
 # --- what needs the weights
 
-TO_LOAD: Mapping[str, str] = {
-    "https://host/a/m.gguf?sig=x": "curl -LO https://host/a/m.gguf",
-    "https://host/m-00002-of-00003.gguf": "curl -LO 'https://host/m-[00001-00003]-of-00003.gguf'",
-    "hf://org/repo/q4/m.gguf": "hf download org/repo q4/m.gguf --local-dir .",
-    "hf://org/repo@v1/q4/m-00002-of-00003.gguf": (
-        "hf download org/repo --include 'q4/m-*-of-00003.gguf' --revision v1 --local-dir ."
-    ),
-}
+PART = "m-00002-of-00003.gguf"
 
 
-@pytest.mark.parametrize("url", TO_LOAD)
-def test_a_model_that_is_to_be_loaded_is_downloaded_first(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = f"{url.partition('?')[0]} has to be here to be loaded: download it with {TO_LOAD[url]}"
-    with pytest.raises(ModelError) as caught:
+@cases(
+    ("https://host/a/m.gguf?sig=x", "curl -LO https://host/a/m.gguf"),
+    (f"https://host/{PART}", "curl -LO 'https://host/m-[00001-00003]-of-00003.gguf'"),
+    ("hf://org/repo/q4/m.gguf", "hf download org/repo q4/m.gguf --local-dir ."),
+    (f"hf://org/repo@v1/{PART}", "hf download org/repo --include 'm-*-of-00003.gguf' --revision v1 --local-dir ."),
+)
+def test_a_model_that_is_to_be_loaded_is_downloaded_first(url: str, how: str, command: Command) -> None:
+    said = f"{url.partition('?')[0]} has to be here to be loaded: download it with {how}"
+    with refused(ModelError, said):
         fitter.Llama(url)
-    assert str(caught.value) == said
-    assert main(["verify", url]) == 3
-    assert capsys.readouterr().err == f"fitter: error: {said}\n"
+    assert command("verify", url) == (3, "", f"fitter: error: {said}\n")
 
 
 def test_a_plan_of_an_address_is_not_loaded(server: FileServer, tiny: Path, worker: Worker, tmp_path: Path) -> None:
@@ -632,9 +586,8 @@ def test_a_plan_of_an_address_is_not_loaded(server: FileServer, tiny: Path, work
     said = f"{url} has to be here to be loaded: download it with curl -LO {url}"
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
     for call in (plan.load, lambda: fitter.verify(plan=tmp_path / "plan.json")):
-        with pytest.raises(ModelError) as caught:
+        with refused(ModelError, said):
             call()
-        assert str(caught.value) == said
     assert f'"{Path.cwd() / tiny.name}"' in plan.format("python")
 
 
@@ -683,9 +636,8 @@ def test_what_one_thread_fetches_another_waits_for_in_its_own_time(server: FileS
     server.answer = silent
     url = f"{server.url}/{tiny.name}"
     with fetching(server, url) as threads:
-        with pytest.raises(ModelError) as caught:
+        with refused(ModelError, f"{url}: its header did not arrive within 0.2 s: give it more time (--timeout)"):
             remote_files.fetched(url, timeout=0.2)
-        assert str(caught.value) == f"{url}: its header did not arrive within 0.2 s: give it more time (--timeout)"
         with pytest.raises(LeftError, match="nobody wants it"):
             remote_files.fetched(url, timeout=SECONDS, say=leave)
         assert threads[0].is_alive() and len(server.headers) == 1
@@ -726,10 +678,9 @@ def test_threads_that_cannot_be_ended_have_a_limit(
     monkeypatch.setattr(remote_files, "MOST_READERS", 2)
     server.answer = silent
     third = f"{server.url}/3.gguf"
-    with fetching(server, f"{server.url}/1.gguf", f"{server.url}/2.gguf"):
-        with pytest.raises(ModelError) as caught:
-            remote_files.fetched(third)
-        assert str(caught.value) == f"{third}: too many headers are being fetched: try again later"
+    said = f"{third}: too many headers are being fetched: try again later"
+    with fetching(server, f"{server.url}/1.gguf", f"{server.url}/2.gguf"), refused(ModelError, said):
+        remote_files.fetched(third)
     server.answer = lambda request: False
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == remote_files.READER])
     assert fitter.measure(f"{server.url}/{tiny.name}", gpus="24GiB").rows
@@ -781,9 +732,8 @@ def test_the_first_file_says_how_many_there_are(
 
     server.answer = always_the_first
     url = f"{server.url}/m-00001-of-{count:05}.gguf"
-    with pytest.raises(ModelError) as caught:
+    with refused(ModelError, f"{url} {said.format(WHO)}"):
         fitter.measure(url, gpus="24GiB")
-    assert str(caught.value) == f"{url} {said.format(WHO)}"
     assert len(server.requests) == asked
 
 

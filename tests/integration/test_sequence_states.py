@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +14,12 @@ from fitter.programs.state import SequenceState, state_of
 from tests.support.cases import named_cases
 from tests.support.llama_builds import every, where
 from tools.architectures.states import CONFIGURATIONS, COUNTS, compare
-from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
-from tools.models.tiny_kinds import write_hybrid, write_swa, write_vision
+from tools.tiny import TINY_DENSE, TINY_MOE
+from tools.tiny_kinds import write_hybrid, write_swa, write_vision
 
-KINDS: dict[str, Callable[[Path], Path]] = {
-    "dense": lambda path: write_tiny(path, TINY_DENSE),
-    "MoE": lambda path: write_tiny(path, TINY_MOE),
+MODELS = {
+    "dense": TINY_DENSE,
+    "MoE": TINY_MOE,
     "SWA": write_swa,
     "recurrent hybrid": write_hybrid,
     "positions of several dimensions": write_vision,
@@ -31,13 +30,7 @@ DIFFERING = ("dense", "SWA", "recurrent hybrid", "positions of several dimension
 """Kinds whose states builds write in several ways."""
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    directory = tmp_path_factory.mktemp("models")
-    return {name: write(directory / f"{name}.gguf") for name, write in KINDS.items()}
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODELS)
 def test_a_state_has_the_bytes_that_llama_cpp_writes(kind: str, models: dict[str, Path], worker: Worker) -> None:
     found = {each.configuration: each for each in compare(worker, models[kind], CONFIGURATIONS)}
     assert {name: (each.wrong, each.skipped) for name, each in found.items()} == dict.fromkeys(CONFIGURATIONS, ((), ""))

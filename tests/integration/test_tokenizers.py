@@ -108,26 +108,16 @@ def test_a_tokenizer_that_llama_cpp_refuses_is_refused_always(known: Path, tmp_p
     assert not is_read(known)
 
 
-@pytest.mark.parametrize(
-    ("key", "change"),
-    [
-        ("tokenizer.ggml.model", b"gpt9"),
-        ("tokenizer.ggml.model", b"bert"),
-        ("tokenizer.ggml.model", b"rwkv"),
-        ("tokenizer.ggml.model", b"\xff\xfe\x00\x01"),
-        ("tokenizer.ggml.model", b""),
-        ("tokenizer.ggml.pre", b"what"),
-        ("tokenizer.ggml.pre", b""),
-        ("tokenizer.ggml.tokens", b""),
-        ("tokenizer.ggml.token_type", b""),
-        ("tokenizer.ggml.merges", b""),
-    ],
-    ids=lambda each: each.decode("latin-1") or "renamed" if isinstance(each, bytes) else each.rpartition(".")[2],
-)
+VALUES = {"model": (b"gpt9", b"bert", b"rwkv", b"\xff\xfe\x00\x01"), "pre": (b"what",)}
+RENAMED = ("model", "pre", "tokens", "token_type", "merges")
+
+
+@cases(*((key, value) for key, each in VALUES.items() for value in each), *((key, b"") for key in RENAMED))
 def test_a_damaged_tokenizer_is_refused_as_llama_cpp_refuses_it(
-    base: Path, tmp_path: Path, key: str, change: bytes
+    key: str, change: bytes, base: Path, tmp_path: Path
 ) -> None:
     """A key has another name or value: the plan and a load of the whole file are both made, or both refused alike."""
+    key = f"tokenizer.ggml.{key}"
     with base.open("rb") as file:
         data = file.read(1 << 25)
     at = data.index(key.encode())
