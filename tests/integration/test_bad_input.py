@@ -22,12 +22,12 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from fitter import UsageError, estimate, fit, measure
-from fitter.storage.data_files import parse_toml
+from fitter.storage import parse_toml
 from tests.support.cases import cases, named_cases, refused
 from tests.support.command import Command, run_fitter
-from tools import shapes
-from tools.tiny import TINY_DENSE, write_tiny
-from tools.tiny_projector import write_projector
+from tools.models import shapes
+from tools.models.tiny import TINY_DENSE, write_tiny
+from tools.models.tiny_projector import write_projector
 
 DENSE = shapes.SHAPES["llama-3.1-8b"]
 ROWS = parse_toml((Path(__file__).parents[1] / "data" / "refused" / "lines.toml").read_text("utf-8"))

@@ -14,16 +14,15 @@ from typing import Any
 
 import pytest
 
-from fitter.llama.build import find_layout
 from fitter.llama.build import library as native
-from fitter.llama.build.epochs import backend_rules
+from fitter.llama.build.functions import backend_rules
 from fitter.llama.build.inspect_build import CHECKS, check_build
-from fitter.llama.build.layouts import STRUCTS, layouts, structs_of
+from fitter.llama.build.layouts import STRUCTS, UNKNOWN, layouts, structs_of
 from tests.support.cases import cases, named_cases
 from tests.support.command import json_of_python
 from tests.support.future_builds import Field, write_future_build
 from tests.support.llama_builds import LAYOUTS, NEWEST, where
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "vendor/llama.cpp/source"
@@ -297,7 +296,7 @@ def fit(model: Path, build: str) -> tuple[int, str, str]:
 def test_a_build_that_is_taken_is_right(fields: tuple[Field, ...], tmp_path: Path) -> None:
     build, model = future(tmp_path / "future", *fields), write_tiny(tmp_path / "moe.gguf")
     found = check_build(build)
-    assert (found.problem, found.layout, found.checks) == ("", find_layout.UNKNOWN, CHECKS)
+    assert (found.problem, found.layout, found.checks) == ("", UNKNOWN, CHECKS)
     plans = []
     for each in (build, where(NEWEST)):
         status, printed, said = fit(model, each)

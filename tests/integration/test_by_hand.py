@@ -12,9 +12,9 @@ import pytest
 import fitter
 from fitter.llama.client import Worker
 from fitter.llama.worker.remembered_loads import RememberingWorker
-from fitter.storage.data_files import parse_toml
+from fitter.storage import parse_toml
 from tests.support.cases import cases, named_cases
-from tools import rpc_servers
+from tools.loopback import rpc_servers
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 QWEN = f"config://{DATA / 'configs' / 'qwen36-27b.json'}"

@@ -11,8 +11,8 @@ import pytest
 
 import fitter
 from fitter.api.claim_model import claim_device
-from fitter.model.shapes import catalogue
-from fitter.planning.plan.pod_claim import pod_claim
+from fitter.model.shapes.catalogue import published_shape
+from fitter.planning.plan.claims import pod_claim
 from tests.support.cases import cases
 from tests.support.command import run_fitter
 from tests.support.hub import hub_of

@@ -16,8 +16,8 @@ from benchmarks.results import load
 from examples import demo
 from tests.support.cases import named_cases
 from tests.support.command import run_python
-from tools import shapes
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.models import shapes
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 HEADINGS = ["1. A model", "2. Two GPUs that are not here", "3. This machine", "4. The proof"]
 

@@ -23,8 +23,9 @@ from fitter.llama.client import Worker
 from fitter.text import speed
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
-from tools import card_users, shapes
-from tools.card_users import RUNS, Turn
+from tools.measurements import card_users
+from tools.measurements.card_users import RUNS, Turn
+from tools.models import shapes
 
 MODELS = ("llama-3.1-8b", "qwen3-30b-a3b")
 

@@ -27,7 +27,7 @@ from fitter.machine.gpu import parse_gpus
 from tests.support import full_disk as full_disk_support
 from tests.support.cases import cases, named_cases
 from tests.support.patience import with_more_time
-from tools.tiny import write_tiny
+from tools.models.tiny import write_tiny
 
 GPU = ("--gpu", "1GiB", "--fit-target", "64")
 PATIENCE = 120.0

@@ -27,15 +27,15 @@ from fitter.output.formats import render_fleet
 from fitter.output.keywords import fit_kwargs
 from fitter.parameters.targets import FLEET_FORMATS
 from fitter.planning.fleet.fleet import Fleet
-from fitter.programs.resident import resident
+from fitter.programs.running_server import resident
 from fitter.regression.lockfile import read_lock
 from tests.support.cases import cases, named_cases, refused
 from tests.support.command import Command, run_fitter
 from tests.support.patience import SECONDS, all_end, is_running, until
-from tools import upstream
-from tools.fleet_cases import FLEETS, FleetExample
-from tools.rpc_servers import free_port
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.comparisons import upstream
+from tools.fleets.cases import FLEETS, FleetExample
+from tools.loopback.rpc_servers import free_port
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 EXAMPLES = {example.name: example for example in FLEETS}
 LONG = ("six large models on eight cards", "eight models on two cards")

@@ -11,8 +11,7 @@ import pytest
 import fitter
 from benchmarks import placements
 from benchmarks.placement_tables import CONSISTENT, FILLED, NEVER_SLOWER, TENTH, WITHIN, verdicts
-from fitter.api.gpu_layers import least_free
-from fitter.api.offload_table import offload_table
+from fitter.api.gpu_layers import least_free, offload_table
 from fitter.llama.client import Worker
 from fitter.planning.placing.placement import counts_for_split
 from tests.support.cases import named_cases

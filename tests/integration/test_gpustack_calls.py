@@ -16,7 +16,7 @@ import pytest
 
 import fitter
 from fitter.cli import main
-from fitter.storage.data_files import parse_toml
+from fitter.storage import parse_toml
 from tests.support.cases import cases, named_cases
 from tests.support.hub import hub_of
 from tests.support.ranges import serving

@@ -14,8 +14,7 @@ import pytest
 
 import fitter
 from fitter.api.compare_builds import OnBuild
-from fitter.output.documents.tuning_document import TUNING
-from fitter.output.documents.verification_document import VERIFICATION
+from fitter.output.documents.checked_documents import TUNING, VERIFICATION
 from fitter.planning.plan.verified import LaterUse, MemoryGrowth, MemoryUse, ServerUse
 from fitter.planning.search import best_plan
 from fitter.regression import build_report

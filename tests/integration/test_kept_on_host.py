@@ -15,9 +15,10 @@ import pytest
 import fitter
 from fitter.api.call_worker import one_load
 from fitter.api.report_plan import layer_map
-from fitter.llama.build import stored_answers, verdicts
+from fitter.llama.build import verdicts
 from fitter.llama.build.build_folder import find
 from fitter.llama.build.library import own_libraries
+from fitter.llama.build.verdicts import answers_folder
 from fitter.llama.client import Worker
 from fitter.llama.load.canary import DENSE, write
 from fitter.llama.types import VirtualDevice, describe
@@ -28,8 +29,8 @@ from fitter.planning.speed.model_facts import facts_of
 from fitter.planning.speed.work import host_only_tensors
 from tests.support.cases import cases, named_cases
 from tests.support.command import json_of_python
-from tools import rpc_servers
-from tools.tiny import TINY_DENSE, write_tiny
+from tools.loopback import rpc_servers
+from tools.models.tiny import TINY_DENSE, write_tiny
 
 TERNARY = "shape://llama-3.2-1b:TQ2_0"
 NOTE = (
@@ -191,13 +192,14 @@ CRASHED = "it ended with signal 11 when a small model was loaded"
 # A processor with AMX: ggml's CPU buffer type under that name, which llama.cpp then prefers to CPU_REPACK.
 WITH_AMX = """
 import ctypes, json, sys
-from fitter.llama.build import host_layouts, library as native
-from fitter.llama.processes import worker_environment
+from fitter.llama.build import library as native
+from fitter.llama.load import backend_devices
+from fitter.llama.processes import interpreter
 from fitter.llama.load.backend_devices import registry
 from fitter.llama.load.loader import Loader
 from fitter.llama.types import Params
 
-worker_environment.become_worker()
+interpreter.become_worker()
 native.prepare()
 ggml = native.libraries().llama.library
 LIST, NAME = b"ggml_backend_dev_get_extra_bufts", ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)
@@ -265,7 +267,9 @@ def test_what_crashes_is_left_out(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     kept_verdict(problem)
-    code = "said += [host_layouts.settle(), has_amx()]; backend.fitter_virtual_host_is_described(False); "
+    code = (
+        "said += [backend_devices.settle_host_layouts(), has_amx()]; backend.fitter_virtual_host_is_described(False); "
+    )
     assert run(code + "said.append(has_amx())", model, tmp_path) == [is_left_out, not is_left_out, not is_left_out]
 
 
@@ -273,7 +277,7 @@ def kept_verdict(problem: str) -> None:
     """Have it be known already how this build computes."""
     build = find(os.environ.get("FITTER_LLAMA_CPP", "python"))
     assert verdicts.problem_of_computing(build, own_libraries()) == ""
-    (file,) = stored_answers.folder().glob("computing-*.json")
+    (file,) = answers_folder().glob("computing-*.json")
     file.write_text(json.dumps({"problem": problem}))
 
 
@@ -325,7 +329,7 @@ def refuse(*_):
     raise LibraryError("not now")
 
 verdicts.problem_of_computing = refuse
-said += [host_layouts.settle(), has_amx()]
+said += [backend_devices.settle_host_layouts(), has_amx()]
 """
     assert run(code, model, tmp_path) == [False, True]
 

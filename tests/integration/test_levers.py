@@ -18,7 +18,7 @@ from fitter.planning.search import best_plan
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.llama_builds import NEWEST, where
-from tools import shapes
+from tools.models import shapes
 
 pytestmark = pytest.mark.usefixtures("one_worker")
 

@@ -23,12 +23,12 @@ from fitter.model.files import remote_files
 from fitter.model.header import open_model
 from tests.support.cases import cases
 from tests.support.ranges import clean_environment, serving
-from tools import shapes
+from tools.models import shapes
+from tools.models.tiny import write_tiny
 from tools.mutated_headers.__main__ import outcomes
 from tools.mutated_headers.doors import ALONE, TOGETHER
 from tools.mutated_headers.fields import FLOAT32, INT32, STRING, UINT32, UINT64, Walk, packed
 from tools.mutated_headers.mutations import KNOWN, Mutation, Source, drawn, mutated, mutations, sources
-from tools.tiny import write_tiny
 
 _T = TypeVar("_T")
 

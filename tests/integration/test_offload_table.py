@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import fitter
-from fitter.api import offload_table as module
-from fitter.api.offload_table import offload_table
+from fitter.api import gpu_layers as module
+from fitter.api.gpu_layers import offload_table
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Skeleton
-from fitter.planning.tables.offload_rows import OffloadRow
+from fitter.planning.tables.parameter_rows import OffloadRow
 from tests.support.llama_builds import NEWEST, where
-from tools import shapes
+from tools.models import shapes
 from tools.search.outcomes import with_links
 
 STEPS = {"small-windows": 5, "small-experts": 5, "nemotron-h-9b": 30}

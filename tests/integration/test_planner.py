@@ -28,9 +28,9 @@ from fitter.planning.plan.plan import Search
 from fitter.planning.request.request import Progress
 from tests.support.cases import cases, named_cases, refused
 from tests.support.patience import SECONDS, all_end, until
-from tools import shapes
-from tools.shapes import write, write_split
-from tools.tiny import TINY_DENSE, TINY_MOE
+from tools.models import shapes
+from tools.models.shapes import write, write_split
+from tools.models.tiny import TINY_DENSE, TINY_MOE
 
 MODEL = "qwen3-30b-a3b"
 

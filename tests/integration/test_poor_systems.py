@@ -16,7 +16,7 @@ from fitter.machine.host import host_memory
 from tests.support.cases import cases, named_cases
 from tests.support.full_disk import VARIABLE, with_full_disk
 from tests.support.patience import SECONDS
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 MODEL = TINY_DENSE
 

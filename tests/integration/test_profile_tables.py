@@ -13,18 +13,19 @@ from typing import Any
 import pytest
 
 from fitter.llama.build.build_folder import PYTHON
-from fitter.llama.build.epochs import backend_rules
+from fitter.llama.build.functions import backend_rules
 from fitter.llama.build.library import backend_path
-from fitter.llama.processes.worker_environment import LLAMA_CPP
+from fitter.llama.processes.interpreter import LLAMA_CPP
 from fitter.machine.gpu import VULKAN_DRIVERS
 from tests.support.cases import named_cases
 from tests.support.command import json_of_python
 from tests.support.llama_builds import where
-from tools import cuda_reference, shapes
-from tools.backend_loads import METAL, VULKAN, answers, stored
-from tools.load_answers import MODELS
+from tools.comparisons import cuda_reference
+from tools.comparisons.backend_loads import METAL, VULKAN, answers, stored
+from tools.comparisons.load_answers import MODELS
+from tools.models import shapes
+from tools.models.shapes import write
 from tools.oracle import operations
-from tools.shapes import write
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ import json, sys
 from fitter.errors import LlamaCppError
 from fitter.llama.load import backend_devices as devices
 from fitter.llama.build import library as native
-from fitter.llama.processes.worker_environment import become_worker
+from fitter.llama.processes.interpreter import become_worker
 rules, path, count, load = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
 become_worker()
 native.backend_rules = lambda ggml: rules

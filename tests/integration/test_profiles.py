@@ -17,10 +17,9 @@ from fitter.machine.gpu_catalogue import capability
 from tests.support.cases import cases
 from tests.support.command import run_python
 from tests.support.llama_builds import NEWEST, PINNED, where
-from tools import shapes
-from tools.backend_loads import METAL, Load, answers, stored
-from tools.cuda_reference import MEMORY, write_model
-from tools.load_answers import answer, params_of
+from tools.comparisons.backend_loads import METAL, Load, answers, stored
+from tools.comparisons.cuda_reference import MEMORY, write_model
+from tools.comparisons.load_answers import answer, params_of
 from tools.metal import check
 from tools.metal.build import build
 from tools.models import shapes

@@ -33,9 +33,9 @@ from fitter.regression import check_cases
 from tests.support.cases import cases, named_cases, refused
 from tests.support.command import run_fitter
 from tests.support.plans import GIB, MIB
-from tools import shapes
-from tools.tiny import TINY_MOE
-from tools.tiny_kinds import write_bert, write_hybrid, write_swa
+from tools.models import shapes
+from tools.models.tiny import TINY_MOE
+from tools.models.tiny_kinds import write_bert, write_hybrid, write_swa
 
 SERVER, CLI, PYTHON, BENCH = [*PROGRAMS][:4]
 pytestmark = pytest.mark.usefixtures("one_worker")

@@ -19,13 +19,13 @@ from examples.tiny_moe import TOKENS
 from fitter.errors import PlanError
 from fitter.llama.client import Worker
 from fitter.planning.request.ask import Ask
-from fitter.programs.outputs import output_bytes
+from fitter.programs.later import output_bytes
 from tests.support.cases import cases, named_cases
 from tests.support.command import json_of_python, run_python
-from tools import shapes
-from tools.servers import RpcServer
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
-from tools.tiny_kinds import write_swa
+from tools.faults.cut_servers import RpcServer
+from tools.models import shapes
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.models.tiny_kinds import write_swa
 
 LOAD = """
 import json, sys
@@ -290,8 +290,8 @@ N_BATCH = 64
 ALLOCATED = """
 import ctypes, json, sys
 from fitter.llama.build import library as native
-from fitter.llama.processes import worker_environment
-worker_environment.become_worker()
+from fitter.llama.processes import interpreter
+interpreter.become_worker()
 from fitter.llama.load.breakdown import breakdown_of
 from fitter.llama.build.functions import Batch
 native.prepare()

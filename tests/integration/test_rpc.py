@@ -34,9 +34,11 @@ from fitter.machine.gpu import parse_gpus
 from tests.support.cases import cases, named_cases
 from tests.support.command import Command, json_of_python, run_fitter
 from tests.support.patience import SECONDS, is_running, until, with_more_time
-from tools import rpc_servers, shapes, upstream
-from tools.servers import RpcServer
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.comparisons import upstream
+from tools.faults.cut_servers import RpcServer
+from tools.loopback import rpc_servers
+from tools.models import shapes
+from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 MIB = 2**20
 SLOW = "0.1GB/s"
@@ -682,7 +684,7 @@ print(json.dumps([alone.plan.params.devices, rows, [said, both], here]))
 def test_names_are_those_of_the_plan_and_nobody_elses_models_are_touched(
     tmp_path: Path, servers: list[RpcServer]
 ) -> None:
-    from tools.tiny import write_tiny
+    from tools.models.tiny import write_tiny
 
     path, addresses = write_tiny(tmp_path / "tiny.gguf"), [server.address for server in servers]
     devices, found, said, plain = json_of_python(NAMES, path, json.dumps(addresses))

@@ -14,8 +14,8 @@ from fitter.programs.state import SequenceState, state_of
 from tests.support.cases import named_cases
 from tests.support.llama_builds import every, where
 from tools.architectures.states import CONFIGURATIONS, COUNTS, compare
-from tools.tiny import TINY_DENSE, TINY_MOE
-from tools.tiny_kinds import write_hybrid, write_swa, write_vision
+from tools.models.tiny import TINY_DENSE, TINY_MOE
+from tools.models.tiny_kinds import write_hybrid, write_swa, write_vision
 
 MODELS = {
     "dense": TINY_DENSE,

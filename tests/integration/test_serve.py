@@ -342,8 +342,13 @@ def test_what_else_could_be_had_and_why_it_is_slow(site: Site, browser: Browser)
         heading = page.locator("#a h3", has_text="What else could be had")
         assert heading.is_visible()
         rows = page.locator("#a table", has_text="this plan").locator("tbody th")
-        others = [worded(" ".join(each.arguments)) for each in plan.alternatives]
-        assert rows.all_inner_texts() == ["this plan", *others]
+        assert rows.all_inner_texts() == [
+            "this plan",
+            *(
+                f"quantization {each.file_type}" if each.file_type else worded(" ".join(each.arguments))
+                for each in plan.alternatives
+            ),
+        ]
         page.locator("#a summary", has_text="Why is it not faster?").click()
         why = page.locator("#a details", has_text="Where the time goes")
         assert "host: attention" in why.inner_text() and "micro batch" in why.inner_text()

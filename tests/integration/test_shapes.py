@@ -27,22 +27,21 @@ from fitter.llama.header.gguf_writer import write
 from fitter.llama.types import Params
 from fitter.model.files import header_cache
 from fitter.model.header import open_model
-from fitter.model.shapes import shape_files
-from fitter.model.shapes.catalogue import published_shape, shape_names, wanted
+from fitter.model.shapes import catalogue, shape_files
+from fitter.model.shapes.catalogue import wanted
 from fitter.model.shapes.common import ShapeHeader
 from fitter.model.shapes.mapping import header_of
 from fitter.planning.speed.model_facts import facts_of
 from fitter.planning.speed.work import resized_layout
-from fitter.storage.data_files import parse_toml
-from fitter.storage.folders import cache_folder
+from fitter.storage import cache_folder, parse_toml
 from tests.integration.test_quantizations import Snapshot, read, snapshots
 from tests.support import ranges
 from tests.support.cases import cases, named_cases
 from tests.support.command import Command, run_python
 from tests.support.real_cards import DATA as REAL
 from tests.unit.test_shapes import WEIGHTS, config_of
-from tools import shapes
-from tools.cuda_reference import DATA as CUDA
+from tools.comparisons.cuda_reference import DATA as CUDA
+from tools.models import shapes
 
 __all__ = ["snapshots"]
 
@@ -66,7 +65,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def made_of(name: str, **others: Any) -> ShapeHeader:
-    return header_of({**published_shape(name).config, **others}, name)
+    return header_of({**catalogue.published_shape(name).config, **others}, name)
 
 
 def written(header: ShapeHeader, path: Path) -> Path:
@@ -95,7 +94,7 @@ def sample() -> list[Any]:
     """List every shape, of which those after the first of an architecture are slow, and configs of no catalogue."""
     seen: set[tuple[str, ...]] = set()
     found = []
-    for name in shape_names():
+    for name in catalogue.shape_names():
         header = made_of(name)
         kinds = (header.architecture, str(header.number("nextn_predict_layers")))
         found.append(pytest.param(header, marks=[pytest.mark.slow] if kinds in seen else [], id=name))
@@ -121,8 +120,8 @@ def test_llama_cpp_finds_every_tensor_and_leaves_none(
 
 def changed(data: st.DataObject) -> tuple[str, dict[str, Any]]:
     """A shape, some of whose hyperparameters are otherwise, as those of another model of its class may be."""
-    name = data.draw(st.sampled_from(shape_names()))
-    config = dict(published_shape(name).config)
+    name = data.draw(st.sampled_from(catalogue.shape_names()))
+    config = dict(catalogue.published_shape(name).config)
     for key in data.draw(st.lists(st.sampled_from(sorted({*config} - {"architectures"})), min_size=1, max_size=2)):
         value = config.pop(key, None)
         if isinstance(value, bool):
@@ -158,7 +157,7 @@ def test_a_changed_shape_is_loaded_whole_or_refused(
 UNPUBLISHED: dict[str, dict[str, Any]] = parse_toml((REAL.parent / "shapes" / "unpublished.toml").read_text("utf-8"))
 NO_MTP = {"mtp_num_hidden_layers": 0}
 OTHERWISE = {"glm45-air": "glm-4.5-air", "gemma3-12b": "gemma-3-12b"}
-"""Shapes of tools/shapes.py that the catalogue calls otherwise."""
+"""Shapes of tools/models/shapes.py that the catalogue calls otherwise."""
 ALIKE = ("llama-3.1-70b", "qwen3-32b", "qwen3-235b-a22b", "kimi-k2", "gpt-oss-120b")
 """Models whose architecture another model has, too."""
 
@@ -167,7 +166,7 @@ ALIKE = ("llama-3.1-70b", "qwen3-32b", "qwen3-235b-a22b", "kimi-k2", "gpt-oss-12
     "name", [pytest.param(each, marks=[pytest.mark.slow] if each in ALIKE else []) for each in shapes.SHAPES]
 )
 def test_a_shape_is_that_of_the_known_header(name: str, worker: Worker, tmp_path: Path) -> None:
-    config = UNPUBLISHED.get(name) or dict(catalogue.published(OTHERWISE.get(name, name)).config)
+    config = UNPUBLISHED.get(name) or dict(catalogue.published_shape(OTHERWISE.get(name, name)).config)
     if name == "gemma3-12b":
         # that of the class, which the files that were published first do not have
         config["vocab_size"] = 262208
@@ -182,7 +181,7 @@ def test_a_shape_is_that_of_the_known_header(name: str, worker: Worker, tmp_path
 
 def test_qwen3_coder_has_the_tensors_of_the_known_qwen3() -> None:
     """It is the same model with a longer context."""
-    header = header_of(dict(published_shape("qwen3-coder-30b-a3b").config), "qwen3-coder-30b-a3b")
+    header = header_of(dict(catalogue.published_shape("qwen3-coder-30b-a3b").config), "qwen3-coder-30b-a3b")
     known = shapes.SHAPES["qwen3-30b-a3b"]
     compare(header, known.tensors, known.n_layer)
     assert header.number("context_length") == 262144
@@ -331,7 +330,7 @@ NOT_KEPT = "the header of smollm2-135m-Q4_K_M.gguf cannot be kept in {}/llama-fi
 
 def test_several_processes_write_the_same_shapes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    words = [sys.executable, "-c", WRITES, *(f"shape://{name}:BF16" for name in shape_names()[:12])]
+    words = [sys.executable, "-c", WRITES, *(f"shape://{name}:BF16" for name in catalogue.shape_names()[:12])]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     both = [subprocess.Popen(words, text=True, **pipes) for _ in range(2)]
     for each in both:
@@ -461,7 +460,7 @@ def test_a_card_without_a_model_lists_the_models_for_it(command: Command) -> Non
 
 def test_shapes_are_listed(command: Command) -> None:
     listed = command("shapes", "--json").document["shapes"]
-    assert [each["name"] for each in listed] == list(catalogue.names())
+    assert [each["name"] for each in listed] == list(catalogue.shape_names())
     start = "Qwen3 8B (qwen3)\n8.19B parameters in 36 layers, for up to 40960 "
     assert command("shapes", "qwen3-8b").out.startswith(start)
 
@@ -470,7 +469,7 @@ def test_shapes_are_listed(command: Command) -> None:
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a case of a shape and one of a ``config.json`` beside it, and their lock."""
     tmp_path = tmp_path_factory.mktemp("locked")
-    config = dict(published_shape("smollm2-135m").config)
+    config = dict(catalogue.published_shape("smollm2-135m").config)
     (tmp_path / "config.json").write_text(json.dumps(config))
     models = {"shape": "shape://smollm2-135m", "config": "config://config.json"}
     (tmp_path / "fitter.toml").write_text(
@@ -512,7 +511,7 @@ def test_a_shape_that_a_later_version_no_longer_has_is_said(locked: Path, tmp_pa
 
 def test_a_config_is_fetched(tmp_path: Path, worker: Worker) -> None:
     (tmp_path / "own-7b").mkdir()
-    config = dict(published_shape("smollm2-135m").config)
+    config = dict(catalogue.published_shape("smollm2-135m").config)
     (tmp_path / "own-7b" / "config.json").write_text(json.dumps(config))
     with ranges.serving(tmp_path) as server:
         address = f"config://{server.url}/own-7b/config.json:Q8_0"

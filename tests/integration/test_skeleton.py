@@ -28,10 +28,10 @@ from fitter.machine.gpu import parse_gpus
 from fitter.model.files import source
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_python
-from tools import shapes, tiny
 from tools.architectures import compare
 from tools.architectures.compare import Machine
-from tools.shapes import SHAPES, write, write_split
+from tools.models import shapes, tiny
+from tools.models.shapes import SHAPES, write, write_split
 
 CARDS = [VirtualDevice(f"CUDA{i}", "Card", "cuda", 890, 400 * 2**30, 400 * 2**30) for i in range(2)]
 

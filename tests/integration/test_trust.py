@@ -15,8 +15,8 @@ from fitter.cli import main
 from tests.support.cases import cases, named_cases
 from tests.support.command import Command
 from tests.support.cuda_builds import compile_library, cuda_build
-from tools import upstream
-from tools.tiny import write_tiny
+from tools.comparisons import upstream
+from tools.models.tiny import write_tiny
 
 CASE = '[cases.chat]\nmodel = "tiny.gguf"\ngpu = "rtx-4090"\nn_ctx = 4096\n'
 LLAMA = """

@@ -21,8 +21,8 @@ from fitter.planning.plan.verified import Verification
 from fitter.planning.request.request import Progress
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
-from tools.servers import Proxy, RpcServer
-from tools.tiny import TINY_DENSE, TINY_MOE
+from tools.faults.cut_servers import Proxy, RpcServer
+from tools.models.tiny import TINY_DENSE, TINY_MOE
 
 MIB = 2**20
 # positions and prompts end with the training context of the last one

@@ -33,11 +33,11 @@ from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.llama_builds import fetched
 from tests.support.patience import SECONDS, all_end, until, with_more_time
-from tools import upstream
-from tools.rpc_servers import free_port
-from tools.servers import RpcServer
-from tools.tiny import TINY_DENSE, TINY_MOE, TinyModel
-from tools.tiny_kinds import write_bert, write_hybrid, write_swa
+from tools.comparisons import upstream
+from tools.faults.cut_servers import RpcServer
+from tools.loopback.rpc_servers import free_port
+from tools.models.tiny import TINY_DENSE, TINY_MOE, TinyModel
+from tools.models.tiny_kinds import write_bert, write_hybrid, write_swa
 
 MIB = 2**20
 SERVER = "llama-server"

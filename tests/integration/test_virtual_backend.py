@@ -30,9 +30,9 @@ from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.patience import SECONDS, until
 from tests.support.real_cards import Load
-from tools import upstream
-from tools.cuda_reference import write_model
-from tools.rpc_servers import free_port
+from tools.comparisons import upstream
+from tools.comparisons.cuda_reference import write_model
+from tools.loopback.rpc_servers import free_port
 
 GIB = 2**30
 NAMES = ("llama31-8b", "qwen3-30b-a3b", "gemma3-12b", "dsv2lite", "nemotron-h-9b", "gptoss-20b")

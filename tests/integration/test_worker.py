@@ -36,7 +36,7 @@ from fitter.llama.processes import memory_limit
 from fitter.llama.types import Array, Params, VirtualDevice
 from tests.support.cases import cases, named_cases
 from tests.support.patience import SECONDS, is_running, until, with_more_time
-from tools.cuda_reference import write_model
+from tools.comparisons.cuda_reference import write_model
 
 CARD = VirtualDevice("CUDA0", "Card", "cuda", 890, 24 * 2**30, 24 * 2**30)
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from fitter.llama.build import cuda_library
+from fitter.llama.build import virtual_backends
 
 
 def compile_library(path: Path, code: str, *options: str | Path) -> Path:
@@ -23,4 +23,4 @@ def cuda_build(directory: Path, code: str, soname: str | None = "libcudart.so.12
     if soname is not None:
         runtime = compile_library(directory / soname, "void cudaMalloc(void) {}", f"-Wl,-soname,{soname}")
         link = ["-Wl,--no-as-needed", runtime]
-    return compile_library(directory / cuda_library.NAME, code, *link)
+    return compile_library(directory / virtual_backends.CUDA_BACKEND, code, *link)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import LibraryError, UsageError
-from fitter.llama.build import build_folder, linker_cache
+from fitter.llama.build import build_folder
 from fitter.llama.build.build_folder import Build, find
 from fitter.llama.build.linking.posix import read_cache
 from tests.support import libraries

@@ -8,7 +8,7 @@ import pytest
 
 from fitter.model.tensors import Role, is_expert, layer_of, role_of
 from tests.support.cases import outcomes
-from tools.shapes import SHAPES
+from tools.models.shapes import SHAPES
 
 UPSTREAM = re.compile(r"blk\.\d+\.ffn_(up|down|gate_up|gate)_(ch|)exps")
 

@@ -240,7 +240,7 @@ def test_an_argument_that_no_table_knows_is_not_left_out(monkeypatch: pytest.Mon
 
 def test_other_files_have_whole_paths_too(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(option_values, "arguments", lambda _: ["-md", "d.gguf", "--lora-scaled", "a.gguf:2,/b.gguf:1"])
+    monkeypatch.setattr(arguments, "arguments", lambda _: ["-md", "d.gguf", "--lora-scaled", "a.gguf:2,/b.gguf:1"])
     lines = render(plan_at("model.gguf"), "ini").splitlines()
     assert f"model-draft = {tmp_path}/d.gguf" in lines
     assert f"lora-scaled = {tmp_path}/a.gguf:2,/b.gguf:1" in lines

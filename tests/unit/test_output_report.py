@@ -32,7 +32,8 @@ from fitter.planning.plan.plan import Problem
 from fitter.planning.plan.real_load import with_real_load
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.planning.speed.cost import Part
-from fitter.planning.speed.explain import Bound, Choice
+from fitter.planning.speed.explain import Alternative, Bound, Choice
+from fitter.planning.tables.parameter_rows import ContextPoint, contexts_to_try, point_of
 from tests.support.cases import cases, named_cases, stored
 from tests.support.plans import GIB, MIB, for_format, make_plan, make_price, reserving
 

@@ -466,7 +466,7 @@ def test_progress_is_silent_where_nobody_watches() -> None:
 
 def test_progress_of_minutes_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 14.9, 15.1, 15.2, 16.0, 29.0, 31.0, 31.0])
-    monkeypatch.setattr("fitter.output.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("fitter.cli.answers.time.monotonic", lambda: next(clock))
     steps = [Progress(0, f"run 1: the plan ({left} s left)", 0.1) for left in (599, 585, 584, 580, 570, 568)]
     assert progressed(*steps, is_long=True) == "run 1: the plan (584 s left)\nrun 1: the plan (568 s left)\n"
 

@@ -14,8 +14,7 @@ from fitter.llama.types import Breakdown, Layout, Params, TensorBuftOverride
 from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.request.request import DeviceLimit, HostLimit, Progress, Request
 from fitter.planning.request.summary import DeviceUse, HostUse
-from fitter.planning.search.best_plan import fit
-from fitter.planning.search.load_calls import LoadCalls
+from fitter.planning.search.best_plan import LoadCalls, fit
 from fitter.planning.speed.cost import Workload
 from tests.support.cases import cases, named_cases
 from tests.support.synthetic import (

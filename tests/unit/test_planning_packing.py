@@ -19,7 +19,6 @@ from fitter.planning.placing.packing import pack, pack_whole
 from fitter.planning.placing.placement import Placement, counts_for_split, gaps_of
 from fitter.planning.placing.spill import Ranges
 from fitter.planning.request.constraints import device_limits
-from fitter.planning.search.room import LearnedCompute
 from tests.support.cases import cases, named_cases
 from tests.support.units import is_within, layer, model
 

@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from fitter.llama.types import LAYOUT_DEVICE, Layout, LayoutEntry
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit, units_of
-from fitter.planning.placing.placement import Placement, counts_for_split, pattern_for
-from fitter.planning.pricing.objective import justifies_concession, lacks_less
-from fitter.planning.pricing.trial import Trial
-from fitter.planning.request import context_limit, given
-from fitter.planning.request.request import DeviceLimit, Request
-from fitter.planning.search.room import Buffers, Room, room_left_by
-from tests.support.cases import cases, named_cases
-from tests.support.synthetic import MIB, SyntheticModel, limits, priced, request
-
-MODEL = SyntheticModel()
-TWO = limits(3000, 1000)
 
 
 def entry(name: str, size: int, kind: str = "model", where: str = LAYOUT_DEVICE) -> LayoutEntry:

@@ -15,8 +15,7 @@ import pytest
 from fitter.errors import UsageError
 from fitter.llama.types import LlamaCpp
 from fitter.programs import facts as facts_of
-from fitter.programs import program_help
-from fitter.programs.facts import Facts, data, with_defaults
+from fitter.programs.facts import DRAFTS, OPTIONS, Facts, data, parse, with_defaults
 from tests.support.cases import cases, named_cases, stored
 
 

@@ -21,7 +21,8 @@ from fitter.parameters import table, targets
 from fitter.planning.request.ask import Ask
 from fitter.programs import PROGRAMS, Asked, Facts, Shape, chosen, facts, unless_named
 from fitter.programs.facts import data
-from fitter.programs.ik_llama.layers import LayerSizes, cut, shares
+from fitter.programs.ik_llama import LayerSizes, cut, shares
+from fitter.programs.program import OF_A_SERVER as SERVER_OPTIONS
 from tests.support.cases import cases, named_cases, stored
 
 SERVER, CLI, PYTHON, BENCH, ANY = "llama-server", "llama-cli", "llama-cpp-python", "llama-bench", "any"

@@ -33,8 +33,7 @@ from fitter.model.shapes.catalogue import (
 )
 from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.mapping import header_of as mapped
-from fitter.model.shapes.shape_addresses import Wanted, as_converted, beside, named, note, wanted
-from fitter.storage.data_files import parse_toml
+from fitter.storage import parse_toml
 from tests.support.cases import cases, named_cases, stored
 from tests.support.converted import digest, trunk
 
@@ -321,7 +320,7 @@ CONFIGS: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/data/configs/clas
 
 def config_of(name: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The hyperparameters of a class or of a shape in the catalogue, or of none, with others in place of some."""
-    known = CONFIGS.get(name) or catalogue.published(name).config if name else {}
+    known = CONFIGS.get(name) or published_shape(name).config if name else {}
     return dict(known) | dict(changes or {})
 
 

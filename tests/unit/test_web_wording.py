@@ -11,7 +11,7 @@ import fitter
 from fitter.errors import Message, Remedy, UsageError
 from fitter.parameters.table import PARAMETERS
 from fitter.web.wording import worded
-from tests.support.cases import cases, stored
+from tests.support.cases import cases
 
 LACKS = "CUDA0 lacks 3 MiB: 4 MiB are needed plus a margin of 1024 MiB, but 4 MiB are free; "
 CONTEXT = Remedy("use a smaller -c", "n_ctx", "lower")
@@ -20,10 +20,66 @@ PAGING = Remedy("let weights be read from disk again and again with --allow pagi
 HOST_MARGIN = Remedy("use a smaller margin with --host-margin", "host_margin", "lower")
 MACHINE = "use a machine with 9 MiB more"
 
+MESSAGES: dict[str, tuple[str, str]] = {
+    "a smaller context": (
+        Message(LACKS, CONTEXT, "free host memory"),
+        f"{LACKS}use a smaller context or free host memory",
+    ),
+    "what is set": (
+        Message(LACKS, Remedy("leave -c out", "n_ctx", "omit"), MARGIN),
+        f"{LACKS}set no context or use a smaller margin per card",
+    ),
+    "a lever that the page does not have": (Message(LACKS, PAGING, MACHINE), LACKS + MACHINE),
+    "the host's margin": (Message(LACKS, CONTEXT, HOST_MARGIN), f"{LACKS}use a smaller context"),
+    "nothing that the page has": (Message(LACKS, PAGING, HOST_MARGIN, otherwise=MACHINE), LACKS + MACHINE),
+    "only together": (
+        Message(LACKS, CONTEXT, MARGIN, joined=" and ", end=": only together"),
+        f"{LACKS}use a smaller context and use a smaller margin per card: only together",
+    ),
+    "only together, and the page has one of them": (
+        Message(LACKS, CONTEXT, PAGING, joined=" and ", end=": only together", otherwise=MACHINE),
+        LACKS + MACHINE,
+    ),
+    "the same remedy there": (
+        Message("a: ", "try again later", Remedy("give it more time (--timeout)", "timeout", "raise"), joined=", or "),
+        "a: try again later",
+    ),
+    "more before it": (
+        "a: " + ("b: " + Message("c: ", PAGING, CONTEXT)).removeprefix("b: "),
+        "a: c: use a smaller context",
+    ),
+    "an error": (
+        UsageError("no slots: ", PAGING, Remedy("'fitter shapes' lists all", "shapes")).message,
+        "no slots: take one of the list",
+    ),
+    "an error without a remedy": (UsageError("give one of these:").message, "give one of these:"),
+    "a parameter by its name": ("n_ctx (-c) is -1: give 0 to 9", "context is -1: give 0 to 9"),
+    "a card": (
+        "--gpu 'rtx-9999': unknown GPU; did you mean rtx-4090?",
+        "card 'rtx-9999': unknown GPU; did you mean rtx-4090?",
+    ),
+    "an option of another command": (
+        Message("a has the best quality", Remedy(" (--tokens-per-second sets a speed)", "tokens_per_second"), end="."),
+        "a has the best quality.",
+    ),
+    "another option": ("use --split-mode layer, or -ub 512", "use split mode layer, or ubatch size 512"),
+    "another llama.cpp": ("name one with --llama-cpp", "name one with --llama-cpp"),
+    "no option": ("gpt-oss-120b -x f16 e-5 - a--b", "gpt-oss-120b -x f16 e-5 - a--b"),
+}
 
-@cases(stored("web_wording", "messages"))
+
+@cases(MESSAGES)
 def test_a_message_has_the_words_of_the_page(message: str, expected: str) -> None:
-    assert worded(message.replace("{lacks}", LACKS)) == expected.replace("{lacks}", LACKS)
+    assert worded(message) == expected
+    assert worded(copy.deepcopy(message)) == expected
+
+
+def test_an_error_names_the_parameters_of_its_remedies() -> None:
+    error = UsageError("nothing fits: ", CONTEXT)
+    assert str(error) == "nothing fits: use a smaller -c"
+    assert [(each.parameter, each.action) for each in error.remedies if isinstance(each, Remedy)] == [
+        ("n_ctx", "lower")
+    ]
 
 
 def texts(room: str) -> list[str]:

@@ -18,7 +18,6 @@ from fitter.model.tensors import SmallerType
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.placing.layer_sizes import units_of
 from fitter.planning.placing.placement import Placement, on_host
-from fitter.planning.plan.alternative import Alternative
 from fitter.planning.pricing.objective import objective_seconds
 from fitter.planning.pricing.pricing import MeasuredPlacement
 from fitter.planning.pricing.split_price import pipelined

@@ -21,6 +21,7 @@ from fitter.planning.pricing.pricing import MeasuredPlacement, bound_of, reasons
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit
 from fitter.planning.request.given import is_whole, smallest_context, with_micro_batch
+from fitter.planning.request.pool_margin import within_pools
 from fitter.planning.request.request import DeviceLimit, Measure, Progress, Record, Request
 from fitter.planning.request.shared import (
     Companions,

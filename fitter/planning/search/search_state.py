@@ -275,9 +275,9 @@ class SearchState:
         """
         request, closed = self.request, self.closed
         devices = tuple(replace(each, margin=each.free) if each.name in closed else each for each in self.devices)
-        pools = [pool for pool in request.pools if is_whole or (request.host.paging and shared_margin.pages(pool))]
+        pools = [pool for pool in request.pools if is_whole or (request.host.paging and pool_margin.pages(pool))]
         used = [(pool, self.buffers.beside_devices(pool.name, n_ctx, is_whole)) for pool in pools]
-        return shared_margin.beside_host(devices, used)
+        return pool_margin.beside_host(devices, used)
 
     def room_left_by(self, trial: Trial, is_whole: bool) -> Room:
         """``room`` with the compute buffers of ``trial`` for the devices that it uses."""
