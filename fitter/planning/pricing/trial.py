@@ -38,6 +38,11 @@ class Trial:
         return not self.missing
 
     @property
+    def lost_flash(self) -> bool:
+        """Whether llama.cpp turned flash attention off by itself."""
+        return self.params.flash_attn == "auto" and self.breakdown.flash_attn is False
+
+    @property
     def weights(self) -> int:
         """Bytes of weights on devices."""
         return sum(row.model for row in self.breakdown.rows if not row.is_host)

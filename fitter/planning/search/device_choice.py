@@ -167,9 +167,18 @@ def _promises(variants: Variants, variant: Variant, is_small: bool) -> bool:
 
 
 def _expected_seconds(variants: Variants, variant: Variant, *, optimistic: bool = False) -> float:
-    state = variants.state(variant).with_buffers_of(variants.best.state)
+    state = _with_known_buffers(variants, variant)
     placement = expected_placement(state, variants.best.trial.params.n_ctx, optimistic=optimistic)
     return math.inf if placement is None else _seconds(variants, state, placement)
+
+
+def _with_known_buffers(variants: Variants, variant: Variant) -> SearchState:
+    """Return the state of a variant with the compute buffers of the best plan, which may need none as large elsewhere.
+
+    Where llama.cpp turned flash attention off for the best plan, it may leave it on there.
+    """
+    state = variants.state(variant)
+    return state if variants.best.trial.lost_flash else state.with_buffers_of(variants.best.state)
 
 
 def _seconds(variants: Variants, state: SearchState, placement: Placement) -> float:
@@ -188,7 +197,7 @@ def _seconds_from_same_layer(variants: Variants, variant: Variant) -> float:
     It tells enough of devices that have no more memory. Infinite on the devices of the best plan, and less on others,
     where they have no room for so many layers.
     """
-    best, state = variants.best.trial, variants.state(variant).with_buffers_of(variants.best.state)
+    best, state = variants.best.trial, _with_known_buffers(variants, variant)
     state.prices()
     placement = place_from(state.situation(best.params.n_ctx, is_whole=False), best.placement.first)
     unknown = math.inf if variant == variants.here else -math.inf
