@@ -8,6 +8,9 @@
 #include "platform/platform.h"
 #include "platform/posix.h"
 
+// glibc's, whose header is its own; other C libraries have none
+extern "C" __attribute__((weak)) void * __libc_stack_end;  // NOLINT(bugprone-reserved-identifier)
+
 namespace fitter::platform {
 
 bool forget(void * base, size_t size) { return madvise(base, size, MADV_DONTNEED) == 0; }
@@ -15,7 +18,8 @@ bool forget(void * base, size_t size) { return madvise(base, size, MADV_DONTNEED
 uintptr_t top_of_stack() {
     pthread_attr_t attributes;
     if (pthread_getattr_np(pthread_self(), &attributes) != 0) {
-        return 0;
+        // that of the first thread is read from /proc, which is not everywhere
+        return reinterpret_cast<uintptr_t>(&__libc_stack_end != nullptr ? __libc_stack_end : nullptr);
     }
     void * lowest = nullptr;
     size_t size   = 0;

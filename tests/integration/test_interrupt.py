@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -128,7 +129,9 @@ def test_an_interrupt_ends_the_plans_of_a_directory(
     for number in range(8):
         (models / f"{number}.gguf").symlink_to(model)
     monkeypatch.setenv("TMPDIR", str(temporary))
-    assert in_time(lambda: interrupted(seconds, str(models), "--gpu", "4x 24GiB", by=by)) == ""
+    warned = in_time(lambda: interrupted(seconds, str(models), "--gpu", "4x 24GiB", by=by))
+    # on a busy machine it has time to say how far it is
+    assert re.sub(r"\[\d+ dummy loads\] planned .*\n", "", warned) == ""
     assert list(temporary.iterdir()) == []
 
 
