@@ -159,7 +159,7 @@ browser:
 
 # A file's tests share what they have measured, so a file is one process's; tests/conftest.py has the longest begin first.
 .PHONY: test
-test: install browser tools lint ## everything but the slow tests: ten minutes of testing on two cores, and some seven to set up
+test: install browser tools lint ## everything but the slow tests: fifteen minutes of testing on two cores, and some seven to set up
 	@$(PY) -m pytest -m "not slow and not llama_cpp" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # The generated pages of docs/reference are committed; `python -m tools.docs.reference` writes them anew.
