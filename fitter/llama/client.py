@@ -406,7 +406,7 @@ class Worker:
         return self._ask(tuple[int, ...], "match", patterns=list(patterns), names=list(names))
 
     def dismiss(self) -> None:
-        """Tell the process to end, or kill it if it is busy, without waiting; no new process repeats its questions."""
+        """Tell the process to end, or kill it if it is busy, without waiting; no other process answers in its place."""
         self._is_dismissed = True
         if self._child is not None:
             self._child.dismiss(at_once=bool(self._begun) and not self._rpc)
@@ -442,7 +442,7 @@ class Worker:
         return self._open()
 
     def _open(self) -> _Child:
-        if self._closed:
+        if self._closed or self._is_dismissed:
             raise LlamaCppError("the worker is closed")
         return self._child or self._start()
 

@@ -35,7 +35,7 @@ BEHIND = {
 
 
 def slowly(number: int) -> Any:
-    """A machine for the slow tests alone."""
+    """Make a slow row of a machine; one in ``BEHIND`` is expected to fail."""
     behind = [pytest.mark.xfail(reason=BEHIND[number], strict=True)] if number in BEHIND else []
     return pytest.param(number, marks=[SLOW, *behind])
 

@@ -510,3 +510,13 @@ def test_a_fork_leaves_the_process_of_its_parent_alone(how: str, model: Path) ->
         if how.endswith("waits"):
             worker.finish_tokenizer()
         assert worker.build() == build and worker.pid == pid
+
+
+def test_a_dismissed_worker_starts_no_other_process(model: Path) -> None:
+    # a search goes on after some errors, and would go on loading after Ctrl-C
+    with Worker() as worker:
+        worker.measure(str(model), Params(n_ctx=512))
+        worker.dismiss()
+        for n_ctx in (1024, 2048):
+            with pytest.raises(LlamaCppError):
+                worker.measure(str(model), Params(n_ctx=n_ctx))

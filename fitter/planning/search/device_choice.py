@@ -173,9 +173,9 @@ def _expected_seconds(variants: Variants, variant: Variant, *, optimistic: bool 
 
 
 def _with_known_buffers(variants: Variants, variant: Variant) -> SearchState:
-    """Return the state of a variant with the compute buffers of the best plan, which may need none as large elsewhere.
+    """Return the state of a variant, with the compute buffers of the best plan unless that lost flash attention.
 
-    Where llama.cpp turned flash attention off for the best plan, it may leave it on there.
+    On other devices llama.cpp may leave flash attention on, where buffers are gigabytes smaller.
     """
     state = variants.state(variant)
     return state if variants.best.trial.lost_flash else state.with_buffers_of(variants.best.state)
