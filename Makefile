@@ -92,12 +92,18 @@ llama-cpp-python: $(STAMPS)/venv
 	  if [ -n '$(CMAKE_ARGS)$(WITH_CUDA)' ] || ! usable; then build --no-binary llama-cpp-python --no-cache-dir --force-reinstall; fi; \
 	  echo "$$wanted" >$$stamp
 
-# Editable: the tests and the demo run this tree. Built again when the native side changes.
-$(STAMPS)/fitter: pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor/llama.cpp/fetch.py $(shell find bindings -type f) | llama-cpp-python
+# Editable: the tests and the demo run this tree. Built again when the native side changes. The demo needs less than the tests.
+NATIVE := pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor/llama.cpp/fetch.py $(shell find bindings -type f)
+EDITABLE = $(PIP) install -q 'scikit-build-core>=0.10' 'cffi>=1.16' && $(PIP) install -q --no-build-isolation -e
+$(STAMPS)/planner: $(NATIVE) | llama-cpp-python
 	@echo "installing fitter, editable"
-	@$(PIP) install -q 'scikit-build-core>=0.10' 'cffi>=1.16'
-	@$(PIP) install -q --no-build-isolation -e '.[python,remote,report,web,test,docs]'
+	@$(EDITABLE) '.[python]'
 	@touch $@
+
+$(STAMPS)/fitter: $(NATIVE) | llama-cpp-python
+	@echo "installing fitter, editable, with what the tests need"
+	@$(EDITABLE) '.[python,remote,report,web,test,docs]'
+	@touch $@ $(STAMPS)/planner
 
 .PHONY: install
 install: llama-cpp-python $(STAMPS)/fitter ## fitter, editable, in .venv, with llama-cpp-python and what the tests need
@@ -134,7 +140,8 @@ release: release-tools ## check, build, commit and tag a release: make release V
 	@$(PY) -m tools.release $(VERSION) $(RELEASE_ARGS)
 
 .PHONY: demo
-demo: install ## write a small MoE model, fit it to two virtual GPUs and to this machine, load it, compare the bytes
+demo: llama-cpp-python $(STAMPS)/planner ## write a small MoE model, fit it to two virtual GPUs and to this machine, load it, compare the bytes
+	@$(PY) -m compileall -q fitter
 	@$(PY) examples/demo.py
 
 .PHONY: calibrate
