@@ -97,7 +97,7 @@ NATIVE := pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor/llama.c
 EDITABLE = $(PIP) install -q 'scikit-build-core>=0.10' 'cffi>=1.16' && $(PIP) install -q --no-build-isolation -e
 $(STAMPS)/planner: $(NATIVE) | llama-cpp-python
 	@echo "installing fitter, editable"
-	@$(EDITABLE) '.[python]'
+	@$(EDITABLE) '.[python]' 'gguf>=0.16'
 	@touch $@
 
 $(STAMPS)/fitter: $(NATIVE) | llama-cpp-python
