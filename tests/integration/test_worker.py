@@ -518,5 +518,5 @@ def test_a_dismissed_worker_starts_no_other_process(model: Path) -> None:
         worker.measure(str(model), Params(n_ctx=512))
         worker.dismiss()
         for n_ctx in (1024, 2048):
-            with pytest.raises(LlamaCppError):
+            with pytest.raises(LlamaCppError, match="the worker is closed"):
                 worker.measure(str(model), Params(n_ctx=n_ctx))
