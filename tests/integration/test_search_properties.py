@@ -28,7 +28,6 @@ TOO_SMALL = {1, 94, 173, 182, 251, 252, 257, 260, 275}
 QUICK = (5, 9, 21, 33, 47, 54, 64)
 BEHIND = {
     75: "a plan is 20 % quicker with the context set that it chose",
-    376: "a plan is 6 % quicker with a slower host",
     915: "a plan is 9 % quicker with -fa off",
 }
 """Machines whose plan is behind another one: these tests fail until it is not."""

@@ -11,7 +11,7 @@ from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import is_worth_a_load, rank
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.request.given import keeps_layers_on_host
+from fitter.planning.request import given
 from fitter.planning.search import choices
 from fitter.planning.search.expectations import is_too_large
 from fitter.planning.search.proposals import Situation, in_place, place_whole
@@ -54,6 +54,10 @@ def settle(
             break
         seen.add(placement)
         trial = _trial(state, placement, n_ctx)
+        is_surprise = not is_whole and given.is_whole(state.request, state.devices, placement)
+        if trial is not None and not trial.fits and is_surprise:
+            # without this gpt-oss-20b on a 4060 Ti (machine 376) ends with the whole model, which lacks memory
+            state.learn(trial, is_partial=True)
         if trial is not None and trial.fits and (best is None or rank(trial) > rank(best)):
             best = trial
             if _keeps(best, limit):
@@ -153,7 +157,7 @@ def best_at(state: SearchState) -> Trial:
 def whole_at(state: SearchState) -> Trial | None:
     """Find the best trial with all of the model on devices; without devices on the host."""
     n_ctx = state.request.params.n_ctx
-    if keeps_layers_on_host(state.request, state.devices):
+    if given.keeps_layers_on_host(state.request, state.devices):
         # with weights of those layers on devices it may be faster
         return None
     if not state.chooses_split:

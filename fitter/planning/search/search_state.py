@@ -354,12 +354,14 @@ class SearchState:
         seconds = self.seconds(placement, breakdown) if self.can_price else None
         return Trial(placement, self.devices, params, breakdown, missing, seconds, expected)
 
-    def learn(self, trial: Trial) -> None:
-        """Learn the compute buffers of a trial, and remember it where it lacks the fewest bytes."""
+    def learn(self, trial: Trial, *, is_partial: bool = False) -> None:
+        """Learn the compute buffers of a trial, and remember it where it lacks the fewest bytes.
+
+        ``is_partial``: it was proposed for a part of the weights, though it has all of them on devices.
+        """
         placement, n_ctx = trial.placement, trial.params.n_ctx
-        is_off = trial.params.flash_attn == "auto" and trial.breakdown.flash_attn is False
-        self.has_lost_flash |= is_off and not trial.fits
-        is_whole = given.is_whole(self.request, self.devices, placement)
+        self.has_lost_flash |= trial.lost_flash and not trial.fits
+        is_whole = not is_partial and given.is_whole(self.request, self.devices, placement)
         # the lack of a placement proposed before any compute buffer was known means little
         is_guess = not is_whole and not self.buffers.knows_any
         cached: list[Cached] = ["attention"] * len(self.devices)
