@@ -61,7 +61,7 @@ def situation(
     units = units_of(layout, model.n_layer, asked.is_movable)
     budgets = tuple(device.free for device in devices)
     prices = PriceList(asked, devices, {N_CTX: units}) if is_priced else None
-    return Situation(asked, devices, N_CTX, units, Room(budgets, budgets, budgets), prices)
+    return Situation(asked, devices, N_CTX, units, Room(*[budgets] * 4), prices)
 
 
 def is_within(at: Situation, placement: Placement) -> bool:
@@ -200,7 +200,7 @@ def test_the_faster_device_has_what_it_holds(speeds: tuple[DeviceSpeed, ...], co
 def test_the_users_layers_are_tried_without_items_before_none_fit() -> None:
     params = Params(tensor_split=(1.0, 1.0), n_gpu_layers=6)
     at = situation(400, 400, fixed=(*SPLIT, "n_gpu_layers"), params=params)
-    found = place_partial(replace(at, room=Room(*[(10 * MIB, 10 * MIB)] * 3)))
+    found = place_partial(replace(at, room=Room(*[(10 * MIB, 10 * MIB)] * 4)))
     assert found is not None and (found.first, found.counts) == (3, (3, 3))
     assert {item for item, _ in found.moved} == {item for unit in at.units[3:] for item in unit.items}
 
@@ -273,7 +273,7 @@ def test_where_it_was_before_does_not_hide_the_fastest(near: int | None) -> None
 
 def test_a_device_without_a_cache_has_more_room() -> None:
     at = situation(700, model=CACHES)
-    at = replace(at, room=Room((90 * MIB,), (90 * MIB,), (700 * MIB,)))
+    at = replace(at, room=Room(*[(90 * MIB,)] * 3, (700 * MIB,)))
     found = swap_caches_for_weights(at, Placement(9, (0,)))
     assert found.first == 8 and weights_on(at.units, found) == [(100 + 6 * 100) * MIB]
 

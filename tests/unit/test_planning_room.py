@@ -182,7 +182,8 @@ HYBRID = hybrid(STATE, KV, NEITHER, STATE, NEITHER, STATE, NEITHER)
 
 
 @named_cases(
-    ("caches of attention", UNITS, Placement(0, (2, 1)), ["attention", "nothing"]),
+    ("caches of attention", UNITS, Placement(1, (1, 1)), ["attention", "nothing"]),
+    ("no layer on the host", UNITS, Placement(0, (2, 1)), ["layers", "nothing"]),
     ("the output alone", UNITS, Placement(2, (1, 0)), ["nothing", "nothing"]),
     ("states behind attention of a device", HYBRID, Placement(1, (3, 3)), ["attention", "states"]),
     ("the first state behind attention of the host", HYBRID, Placement(2, (5,)), ["attention"]),
@@ -213,36 +214,38 @@ def test_the_first_layer_without_attention(units: tuple[Unit, ...], first: int) 
 def test_room_with_states_is_a_guess_until_it_is_measured() -> None:
     buffers = Buffers()
     for learned, expected in [
-        ("attention", ((60, 80), (100, 80), (60, 80))),
-        ("nothing", ((60, 80), (98, 80), (98, 80))),
-        ("states", ((60, 80), (90, 80), (98, 80))),
+        ("attention", ((60, 80), (60, 80), (100, 80), (60, 80))),
+        ("nothing", ((60, 80), (60, 80), (98, 80), (98, 80))),
+        ("states", ((60, 80), (60, 80), (90, 80), (98, 80))),
+        ("layers", ((75, 80), (60, 80), (90, 80), (98, 80))),
     ]:
-        compute = {"attention": 40, "nothing": 2, "states": 10}[learned]
+        compute = {"attention": 40, "nothing": 2, "states": 10, "layers": 25}[learned]
         buffers.learn(measured(compute, 0), 4096, False, {"CUDA0": learned})  # type: ignore[dict-item]
         room = buffers.room(DEVICES, 4096, False, [0, 0])
         assert room == Room(*(tuple(mib * MIB for mib in mibs) for mibs in expected))
 
 
 @named_cases(
-    ("a-cache-on-the-first", Placement(0, (2, 1)), ((67, 1), (67, 1), (67, 62))),
-    ("an-idle-one-keeps-its-room", Placement(0, (3, 0)), ((67, 1), (67, 1), (67, 2))),
-    ("no-cache-at-all", Placement(2, (1, 0)), ((1, 1), (1, 1), (67, 2))),
+    ("a-cache-on-the-first", Placement(1, (1, 1)), ((1, 1), (67, 1), (67, 1), (67, 62))),
+    ("an-idle-one-keeps-its-room", Placement(1, (2, 0)), ((1, 1), (67, 1), (67, 1), (67, 2))),
+    ("no-cache-at-all", Placement(2, (1, 0)), ((1, 1), (1, 1), (1, 1), (67, 2))),
+    ("no-layer-on-the-host", Placement(0, (3, 0)), ((67, 1), (1, 1), (1, 1), (2, 2))),
 )
 def test_room_left_by_a_trial(placement: Placement, expected: tuple[tuple[int, int], ...]) -> None:
-    room = Room((1 * MIB, 1 * MIB), (1 * MIB, 1 * MIB), (2 * MIB, 2 * MIB))
+    room = Room(*[(1 * MIB, 1 * MIB)] * 3, (2 * MIB, 2 * MIB))
     found = room_left_by(trial(placement, measured(30, 20)), UNITS, room, [3 * MIB, -2 * MIB])
     assert found == Room(*(tuple(mib * MIB for mib in mibs) for mibs in expected))
 
 
 def test_room_left_by_a_trial_with_states_alone() -> None:
-    room = Room((60 * MIB, 0), (90 * MIB, 0), (95 * MIB, 0))
+    room = Room((60 * MIB, 0), (60 * MIB, 0), (90 * MIB, 0), (95 * MIB, 0))
     found = room_left_by(trial(Placement(4, (3, 0)), measured(20, 0)), HYBRID, room, [4 * MIB, 0])
-    assert found == Room((60 * MIB, 0), (76 * MIB, 0), (95 * MIB, 0))
+    assert found == Room((60 * MIB, 0), (60 * MIB, 0), (76 * MIB, 0), (95 * MIB, 0))
 
 
 def test_room_that_was_larger_before_is_kept_where_there_is_no_cache() -> None:
-    room = Room((1 * MIB, 1 * MIB), (1 * MIB, 1 * MIB), (2 * MIB, 90 * MIB))
-    found = room_left_by(trial(Placement(0, (2, 1)), measured(30, 20)), UNITS, room, [0, 0])
+    room = Room(*[(1 * MIB, 1 * MIB)] * 3, (2 * MIB, 90 * MIB))
+    found = room_left_by(trial(Placement(1, (1, 1)), measured(30, 20)), UNITS, room, [0, 0])
     assert found.without == (70 * MIB, 90 * MIB)
 
 
@@ -252,10 +255,11 @@ def test_off_by_is_what_was_measured_beyond_the_estimate() -> None:
 
 
 def test_room_of_a_placement_is_by_where_its_caches_are() -> None:
-    room = Room((60, 50), (65, 60), (70, 65))
-    assert room.of(UNITS, Placement(0, (2, 1))) == [60, 65]
+    room = Room((80, 70), (60, 50), (65, 60), (70, 65))
+    assert room.of(UNITS, Placement(1, (1, 1))) == [60, 65]
     assert room.of(UNITS, Placement(2, (1, 0))) == [70, 65]
-    assert replace(room, without=(60, 50)).of(UNITS, Placement(0, (2, 1))) == [60, 50]
+    assert room.of(UNITS, Placement(0, (2, 1))) == [80, 65]
+    assert replace(room, without=(60, 50)).of(UNITS, Placement(1, (1, 1))) == [60, 50]
 
 
 @named_cases(("nothing", 0, ()), ("a byte", 1, (("CUDA1", 10 * MIB + 1),)))

@@ -103,7 +103,7 @@ def test_room_is_what_the_trial_that_was_gone_back_to_leaves() -> None:
     first = found.trial(Placement(0, (9, 0)), 4096)
     found.trial(Placement(0, (5, 4)), 4096)
     room = found.room_left_by(first, True)
-    assert room.with_caches[0] == 3000 * MIB - first.breakdown.on("CUDA0").compute
+    assert room.with_layers[0] == 3000 * MIB - first.breakdown.on("CUDA0").compute
 
 
 class Heavier(SyntheticLlama):
@@ -122,7 +122,7 @@ def test_what_the_trial_that_was_gone_back_to_was_off_by_is_left_out() -> None:
     found = state_of(Heavier(MODEL, TWO))
     first, second = (found.trial(Placement(0, counts), 4096) for counts in ((9, 0), (5, 4)))
     for trial, off in ((first, 7), (second, 0), (first, 7)):
-        left = found.room_left_by(trial, True).with_caches[0]
+        left = found.room_left_by(trial, True).with_layers[0]
         assert left == (3000 - off) * MIB - trial.breakdown.on("CUDA0").compute
 
 

@@ -116,7 +116,7 @@ def place_whole(at: Situation) -> Placement | None:
     the user's.
     """
     default = default_placement(at.request, at.devices)
-    budgets = at.room.with_caches
+    budgets = at.room.behind(at.units, default.first)
     if "tensor_split" in at.request.fixed:
         return default if min(gaps_of(at.units, budgets, default), default=0) >= 0 else None
     if at.prices is None or len(at.devices) < 2:
@@ -147,7 +147,9 @@ def in_place(at: Situation) -> list[Placement]:
     """
     n_units = len(at.units)
     firsts = range(n_units) if at.first is None else (at.first,)
-    most = bisect_left(firsts, True, key=lambda first: place_from(at, first) is not None)
+    # devices with all layers have smaller buffers, and so more room than with all but one
+    able = bisect_left(firsts, True, 1, key=lambda first: place_from(at, first) is not None)
+    most = 0 if place_from(at, firsts[0]) else able
     if most == len(firsts):
         return [Placement(n_units, (0,) * len(at.devices))] if at.first in (None, n_units) else []
     is_settled = at.request.is_expert_model and not at.far
@@ -342,7 +344,7 @@ def _bare_by_user(at: Situation) -> Placement | None:
 
 def _with_bare(at: Situation, first: int, bare: int) -> Placement | None:
     """Place layers from ``first`` on on devices: of the first ``bare`` only the cache, or of as few more as fit."""
-    budgets = at.room.with_caches if any(unit.cache for unit in at.units) else at.room.without
+    budgets = at.room.behind(at.units, first)
 
     def of(bare: int) -> Placement | None:
         return pack_bare(at.units, budgets, first, bare, at.counts(first), at.far)

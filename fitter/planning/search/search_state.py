@@ -364,7 +364,7 @@ class SearchState:
         is_whole = not is_partial and given.is_whole(self.request, self.devices, placement)
         # the lack of a placement proposed before any compute buffer was known means little
         is_guess = not is_whole and not self.buffers.knows_any
-        cached: list[Cached] = ["attention"] * len(self.devices)
+        cached: list[Cached] = ["attention" if placement.first else "layers"] * len(self.devices)
         if self.can_price:
             cached = cached_on(self.units(n_ctx), placement)
         # an idle device's compute buffer says nothing of its buffer with a layer

@@ -410,7 +410,8 @@ class Variants:
             seconds = min(seconds, likely_seconds(state))
         elif variant.n_ubatch < here.n_ubatch:
             in_whole = not (placement.first or placement.moved)
-            rooms = (each.room(self._n_ctx, in_whole).with_caches for each in (state, start))
+            units = start.units(self._n_ctx, in_whole)
+            rooms = (each.room(self._n_ctx, in_whole).of(units, placement) for each in (state, start))
             freed = sum(max(0, more - less) for more, less in zip(*rooms, strict=True))
             seconds -= 2 * most_saved_by(start.situation(self._n_ctx, in_whole), placement, freed)
         return seconds < least * (1 - WORTH)
