@@ -165,13 +165,15 @@ def test_another_is_tried_where_a_plan_takes_longer_than_it_promised() -> None:
     assert n_ubatch not in sizes
 
 
-@cases((97, True), (96, False))
-def test_a_device_without_layers_has_room_for_its_buffer(mib: int, is_expected: bool) -> None:
-    """Of 97 MiB with micro batches of 512 tokens, which it needs to compute prompts with the host's weights."""
+@cases((97, None, True), (96, None, False), (96, 96, True), (96, 97, False))
+def test_a_device_without_layers_has_room_for_its_buffer(mib: int, measured: int | None, is_expected: bool) -> None:
+    """Of 97 MiB, as with the output alone, unless its own was measured."""
     model = replace(DENSE, compute=32 * MIB, compute_per_ctx=0)
     state = state_of(asked(mib, model=model), model)
-    state.trial(Placement(len(state.units(32768)), (0,)), 32768)
-    state.trial(Placement(len(state.units(32768)) - 1, (1,)), 32768)
+    trial = state.trial(Placement(len(state.units(32768)) - 1, (1,)), 32768)
+    if measured is not None:
+        rows = (replace(trial.breakdown.on("CUDA0"), compute=measured * MIB),)
+        state.buffers.learn(replace(trial.breakdown, rows=rows), 32768, False, {"CUDA0": "idle"}, None)
     assert (likely_seconds(state) < math.inf) is is_expected
 
 
@@ -196,14 +198,6 @@ def test_buffers_without_flash_attention_are_measured_before_it_is_asked_for() -
     state = asked_for(variants, slow, "off")
     assert state is not None and state.request.params.flash_attn == "off" and state.buffers.knows_any
     assert variants.ask(Variant(Kind("off"), *variants.here[1:])).trial.breakdown.flash_attn is False
-
-
-def test_only_the_first_device_has_scores_without_caches() -> None:
-    variants = variants_of(asked(700, 700))
-    assert variants.measure(variants.first, Placement(4, (3, 2))) is not None
-    state = variants.state(Variant(Kind("off"), 512, variants.devices))
-    room = state.buffers.room(limits(9000, 9000), 32768, False, [0, 0])
-    assert room.without[0] == room.with_caches[0] and room.without[1] > room.with_caches[1]
 
 
 def test_the_choice_is_said() -> None:
@@ -263,10 +257,6 @@ def test_the_bound_has_the_largest() -> None:
     assert free.seconds == largest.seconds < default.seconds
 
 
-def _more(device: str, n_ctx: int, has_caches: bool) -> int:
-    return 7 if has_caches else 0
-
-
 @named_cases(
     ("between", 768, {512: 300, 1024: 900}, 600),
     ("never below nothing", 128, {512: 300, 1024: 900}, 0),
@@ -281,8 +271,7 @@ def test_buffers_of_others_lie_on_a_line(n_ubatch: int, measured: dict[int, int 
         if compute is not None:
             learned[size].learn("CUDA0", 4096, compute)
     known = [(size, each) for size, each in learned.items() if each.is_measured]
-    assert LearnedCompute.guessed(n_ubatch, known, _more).at("CUDA0", 4096) == expected + 7
-    guess = LearnedCompute.guessed(n_ubatch, known, _more, has_caches=False)
+    guess = LearnedCompute.guessed(n_ubatch, known)
     assert guess.at("CUDA0", 4096) == expected and not guess.is_measured
     guess.learn("CUDA0", 4096, 1)
     assert guess.at("CUDA0", 4096) == 1 and guess.is_measured

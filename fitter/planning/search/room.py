@@ -7,7 +7,7 @@ with which caches a device computes. So they are learned apart.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,11 +27,11 @@ with a layer's cache on the host its buffer is 2.4 GiB instead of 0.6."""
 CACHED: tuple[Cached, ...] = ("layers", "attention", "states", "nothing")
 """The kinds of ``Cached``; from ``attention`` on, those with the largest compute buffer first."""
 
-Use = Literal["whole", "layers", "attention", "states", "nothing"]
-"""What a device computes: all of the model is on devices, or else with which caches."""
+Use = Literal["whole", "layers", "attention", "states", "nothing", "idle"]
+"""What a device computes: all of the model is on devices, or else with which caches; ``idle``: without weights, prompts
+with the host's weights."""
 
-More = Callable[[str, int, bool], int]
-"""Returns further bytes of a device or the host at a context, with caches of attention or without."""
+_USES: tuple[Use, ...] = ("whole", *CACHED, "idle")
 
 _BESIDE = "beside the devices of "
 
@@ -168,16 +168,10 @@ class LearnedCompute:
         return max(0, points[low] + (points[high] - points[low]) * (n_ctx - low) // (high - low))
 
     @staticmethod
-    def guessed(
-        n_ubatch: int, measured: Sequence[tuple[int, LearnedCompute]], more: More, has_caches: bool = True
-    ) -> LearnedCompute:
+    def guessed(n_ubatch: int, measured: Sequence[tuple[int, LearnedCompute]]) -> LearnedCompute:
         """Estimate the bytes with a micro batch, by a line through those that were measured with the two nearest ones.
 
         Where only one was, they are in proportion to the micro batch.
-
-        Args:
-            more: adds bytes.
-            has_caches: whether devices compute with caches of attention.
         """
         nearest = sorted(measured, key=lambda pair: abs(pair[0] - n_ubatch))[:2]
 
@@ -191,8 +185,7 @@ class LearnedCompute:
         guess = LearnedCompute(is_guess=True)
         for _, known in nearest:
             for device, points in known._points.items():
-                at = guess._points.setdefault(device, {})
-                at |= {n_ctx: size(device, n_ctx) + more(device, n_ctx, has_caches) for n_ctx in points}
+                guess._points.setdefault(device, {}).update({n_ctx: size(device, n_ctx) for n_ctx in points})
         return guess
 
 
@@ -204,8 +197,7 @@ class Buffers:
 
     def __init__(self, shared: LearnedCompute | None = None) -> None:
         self.shared = LearnedCompute() if shared is None else shared
-        self._learned: dict[Use, LearnedCompute] = {"whole": LearnedCompute()}
-        self._learned |= {cached: LearnedCompute() for cached in CACHED}
+        self._learned: dict[Use, LearnedCompute] = {use: LearnedCompute() for use in _USES}
 
     def _of(self, is_whole: bool) -> LearnedCompute:
         return self._learned["whole" if is_whole else "attention"]
@@ -228,14 +220,14 @@ class Buffers:
         breakdown: Breakdown,
         n_ctx: int,
         is_whole: bool,
-        used: Mapping[str, Cached],
+        used: Mapping[str, Use],
         layers_on_host: int | None = 0,
         pools: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         """Learn a measurement.
 
         Args:
-            used: devices that are not idle, and the caches with which each computes.
+            used: devices that compute, and what each computes.
             layers_on_host: bytes of weights and caches of layers that the host has; ``None`` if no sizes are known.
             pools: bytes in use of each memory pool: all of them, and those that are not its devices'.
         """
@@ -262,6 +254,10 @@ class Buffers:
         """Estimate the host's bytes without weights and caches of layers; ``None`` before a measurement."""
         return self._of(is_whole).at("host", n_ctx)
 
+    def idle(self, device: str, n_ctx: int) -> int | None:
+        """Estimate the compute bytes of the first device without weights; ``None`` before a measurement."""
+        return self._learned["idle"].at(device, n_ctx)
+
     def beside_devices(self, pool: str, n_ctx: int, is_whole: bool) -> int | None:
         """Estimate the bytes of a pool that are not its devices'; ``None`` before a measurement."""
         return self._of(is_whole).at(_BESIDE + pool, n_ctx)
@@ -275,22 +271,12 @@ class Buffers:
         """Copy all buffers of ``other`` but the shared ones, with devices renamed."""
         self._learned = {use: learned.copy(renamed) for use, learned in other._learned.items()}
 
-    def guess(self, n_ubatch: int, measured: Mapping[int, Buffers], more: More | None = None) -> None:
-        """Estimate the buffers that were not measured, but the shared ones, from those with the two nearest ones.
-
-        ``more``: adds the bytes by which they are larger, where they are of another kind.
-        """
-
-        def estimate(use: Use, of: Use, has_caches: bool) -> None:
-            known = [(size, other._learned[of]) for size, other in measured.items() if other._learned[of].is_measured]
-            if known and not self._learned[use].is_measured:
-                self._learned[use] = LearnedCompute.guessed(n_ubatch, known, more or _nothing, has_caches)
-
-        for use in self._learned:
-            estimate(use, use, use in ("whole", "attention"))
-        if more and not self._learned["nothing"].knows_any:
-            # without caches they are no larger than with them as measured, but for what is added there
-            estimate("nothing", "attention", False)
+    def guess(self, n_ubatch: int, measured: Mapping[int, Buffers]) -> None:
+        """Estimate the buffers that were not measured, but the shared ones, from those with the two nearest ones."""
+        for use, learned in self._learned.items():
+            known = [(size, other._learned[use]) for size, other in measured.items() if other._learned[use].is_measured]
+            if known and not learned.is_measured:
+                self._learned[use] = LearnedCompute.guessed(n_ubatch, known)
 
     def room(
         self, devices: Sequence[DeviceLimit], n_ctx: int, is_whole: bool, off: Sequence[int], optimistic: bool = False
@@ -310,7 +296,7 @@ class Buffers:
 
     def _compute(self, device: str, n_ctx: int, is_whole: bool, optimistic: bool) -> tuple[int, ...]:
         """Estimate a device's compute bytes for each kind of caches."""
-        whole, layers, compute, states, nothing = (self._learned[use].at(device, n_ctx) for use in ("whole", *CACHED))
+        whole, layers, compute, states, nothing = (self._learned[use].at(device, n_ctx) for use in _USES[:-1])
         shared = self.shared.at(device, n_ctx) or 0
         if is_whole:
             known = layers if compute is None else compute
@@ -328,7 +314,3 @@ class Buffers:
         if layers is None:
             layers = compute if whole is None and not optimistic else min(other, compute)
         return layers, compute, compute if states is None else states, compute if nothing is None else nothing
-
-
-def _nothing(device: str, n_ctx: int, has_caches: bool) -> int:
-    return 0

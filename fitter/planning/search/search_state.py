@@ -22,7 +22,7 @@ from fitter.planning.request.request import DeviceLimit, Measure, Record, Reques
 from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.search import proposals
 from fitter.planning.search.proposals import Situation
-from fitter.planning.search.room import Buffers, Cached, Room, cached_on, off_by, room_left_by
+from fitter.planning.search.room import Buffers, Cached, Room, Use, cached_on, off_by, room_left_by
 from fitter.planning.speed.explain import Choice
 from fitter.planning.speed.work import resized_layout
 
@@ -268,6 +268,13 @@ class SearchState:
         """Bytes of weights and caches that each device may hold, by the latest measurements."""
         return self.buffers.room(self._limits(n_ctx, is_whole), n_ctx, is_whole, self._off_by(), optimistic)
 
+    def has_room_idle(self, n_ctx: int) -> bool:
+        """Whether the first device has room to compute prompts with the host's weights, and has none itself."""
+        compute = self.buffers.idle(self.devices[0].name, n_ctx)
+        if compute is None:
+            return self.room(n_ctx, is_whole=False).without[0] >= 0
+        return compute <= self.devices[0].target
+
     def _limits(self, n_ctx: int, is_whole: bool) -> tuple[DeviceLimit, ...]:
         """Limit closed devices to nothing, and those that share the host's memory to what it is expected to leave.
 
@@ -368,7 +375,9 @@ class SearchState:
         if self.can_price:
             cached = cached_on(self.units(n_ctx), placement)
         # an idle device's compute buffer says nothing of its buffer with a layer
-        used = {d.name: cached[i] for i, d in enumerate(self.devices) if i not in placement.idle}
+        used: dict[str, Use] = {d.name: cached[i] for i, d in enumerate(self.devices) if i not in placement.idle}
+        if 0 in placement.idle:
+            used[self.devices[0].name] = "idle"
         layers: int | None = 0
         if not is_whole:
             layers = on_host(self.units(n_ctx), placement) if self._records else None

@@ -14,7 +14,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 from fitter.errors import LlamaCppError
@@ -36,7 +37,6 @@ from fitter.planning.search.corrections import best_at
 from fitter.planning.search.expectations import expected_placement, is_too_large
 from fitter.planning.search.proposals import most_saved_by, place_whole
 from fitter.planning.search.room import Buffers
-from fitter.planning.search.scratch import n_scores
 from fitter.planning.search.search_state import SearchState
 from fitter.planning.speed.explain import Choice
 from fitter.planning.speed.work import resized_layout
@@ -241,26 +241,26 @@ class Variants:
             self._states[variant] = state if is_same else state.with_micro_batch(variant.n_ubatch)
         state = self._states[variant]
         if not self._is_asked(variant):
-            known, is_larger = self._buffers_like(variant)
-            state.buffers.guess(variant.n_ubatch, known, partial(_of_scores, state) if is_larger else None)
+            state.buffers.guess(variant.n_ubatch, self._buffers_like(variant))
         return state
 
-    def _buffers_like(self, variant: Variant) -> tuple[dict[int, Buffers], bool]:
-        """Return measured buffers by micro batch, most like a variant's, and whether the variant's are larger."""
-        kind, as_asked = variant.kind, self.first.kind.flash_attn
-        # nothing that was measured tells buffers with flash attention where llama.cpp had turned it off
-        others = [] if kind.flash_attn == "on" else [kind._replace(flash_attn=as_asked), self.first.kind]
-        for like in (kind, *others):
-            trials = {
-                each: trial
-                for each, trial in self._measured.items()
-                if each.kind == like and each.devices == variant.devices
+    def _buffers_like(self, variant: Variant) -> dict[int, Buffers]:
+        """Return measured buffers by micro batch, most like a variant's; none where no measurement tells them.
+
+        Those with other flash attention tell nothing: where llama.cpp turns it off, they are gigabytes larger.
+        """
+        kinds = [variant.kind]
+        if variant.kind.flash_attn == self.first.kind.flash_attn:
+            kinds.append(self.first.kind)
+        for kind, devices in product(kinds, (variant.devices, None)):
+            known = {
+                each.n_ubatch: self._states[each].buffers
+                for each in self._measured
+                if each.kind == kind and each.devices == (devices or each.devices)
             }
-            if trials:
-                has_scores = any(trial and trial.breakdown.flash_attn is False for trial in trials.values())
-                known = {each.n_ubatch: self._states[each].buffers for each in trials}
-                return known, kind.flash_attn == "off" and not has_scores
-        return {}, False
+            if known:
+                return known
+        return {}
 
     def measure(self, variant: Variant, placement: Placement) -> Trial | None:
         """Measure a placement with a variant; ``None`` where llama.cpp refuses it."""
@@ -364,7 +364,7 @@ class Variants:
             least = math.inf
             if trial.fits and trial.expected is not None and trial.seconds is not None:
                 # what an estimate misses in one kind of attention, such as splits of graphs, another kind may not have
-                least = (trial.seconds if is_other else trial.expected) * (1 - WORTH)
+                least = (max(trial.seconds, trial.expected) if is_other else trial.expected) * (1 - WORTH)
             for sizes in ([here.n_ubatch], *self._others(here.n_ubatch)):
                 for size in sizes:
                     variant = Variant(kind, size, devices)
@@ -382,7 +382,7 @@ class Variants:
     def _likely(self, variant: Variant, here: Variant, trial: Trial, least: float) -> float:
         if variant.differs(here):
             is_wider = variant.devices != here.devices and not variant.kind.offload_kqv
-            if (variant.kind.flash_attn == "on" or is_wider) and variant not in self._measured:
+            if variant not in self._measured and (is_wider or not self._buffers_like(variant)):
                 # nothing that was measured tells its buffers, and one micro batch little of another's
                 if variant.n_ubatch == here.n_ubatch:
                     return 0.0
@@ -447,7 +447,7 @@ def likely_seconds(state: SearchState) -> float:
     # another one has it
     if placement.is_spilled and 0 in placement.idle:
         is_alone = len(placement.idle) == len(state.devices)
-        if not is_alone or state.room(n_ctx, is_whole=False).without[0] < 0:
+        if not is_alone or not state.has_room_idle(n_ctx):
             return math.inf
     return state.seconds(placement)
 
@@ -457,15 +457,6 @@ def _with_last_layer(state: SearchState, devices: tuple[DeviceLimit, ...]) -> Se
     request = state.original_request
     params, fixed = replace(request.params, n_gpu_layers=1), request.fixed | {"n_gpu_layers"}
     return state.on(devices, replace(request, params=params, fixed=fixed, context_limits={}))
-
-
-def _of_scores(state: SearchState, device: str, n_ctx: int, has_caches: bool) -> int:
-    """Estimate the bytes by which a compute buffer is larger without flash attention: scores are 32-bit numbers.
-
-    The first device has them even without caches, since it computes prompts of layers on the host.
-    """
-    is_there = has_caches or device == state.devices[0].name
-    return 4 * n_scores(state.request, state.request.params, n_ctx) if is_there else 0
 
 
 def _first_placement(state: SearchState) -> Placement | None:
