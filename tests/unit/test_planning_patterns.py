@@ -20,7 +20,7 @@ GATE, UP, DOWN, FOUR = "ffn_gate", "ffn_up", "ffn_down", range(4)
     ("a longer name", {"indexer.attn_k": [3]}, "^blk.3.indexer.attn_k.weight$"),
     ("two of a layer", {UP: [3], GATE: [3]}, "^blk.3.ffn_(gate|up).weight$"),
     ("nothing in common", {GATE: [0], UP: [1]}, "^blk.(0.ffn_gate|1.ffn_up).weight$"),
-    ("a name that goes on", {UP: [3], f"{UP}_exps": [3]}, "^blk.3.ffn_up(|_exps).weight$"),
+    ("a name that goes on", {UP: [3], f"{UP}_exps": [3]}, "^blk.3.ffn_(up|up_exps).weight$"),
     ("every layer has all", {GATE: FOUR, UP: FOUR}, "^blk.(0|1|2|3).ffn_(gate|up).weight$"),
     ("by layer", {GATE: [1], UP: [1, 2], DOWN: [2]}, "^blk.(2.ffn_(down|up)|1.ffn_(gate|up)).weight$"),
     ("some have all", {GATE: [1, 2], UP: [1, 2, 3]}, "^blk.((1|2).ffn_(gate|up)|3.ffn_up).weight$"),
@@ -80,6 +80,12 @@ def test_layers_moved_whole_are_said_without_their_tensors(whole: set[int], part
 def test_a_layer_that_keeps_a_tensor_is_not_whole() -> None:
     items = [*layer_of(3), *layer_of(4)[1:]]
     assert pattern_for(items, ALL).startswith("^blk.3.(attn|exp|ffn|nextn|post)|^blk.4.")
+
+
+def test_words_of_which_a_layer_has_all_are_said_without_their_tensors() -> None:
+    stems = ("attn_q", "attn_norm", "ffn_up", "post_attention_norm")
+    items = [*layer_of(4, stems), *layer_of(5, stems)]
+    assert pattern_for(items, ALL) == "^blk.(4|5).(attn|post)|^blk.(4|5).ffn_up.weight$"
 
 
 def test_one_override_per_target() -> None:

@@ -95,8 +95,8 @@ class Unit:
     def brought(self) -> dict[str, tuple[tuple[Item, ...], int]]:
         """Kinds of weights that go to a device together, with their bytes, where the layer is on the host.
 
-        ``layers`` are the items, ``all`` all weights, ``dense`` feed-forward weights that every token reads, beside
-        experts (shared experts).
+        ``layers`` are the items, ``rest`` the other weights, ``all`` all weights, ``dense`` feed-forward weights that
+        every token reads, beside experts (shared experts).
         """
         return _brought(self.items, self.rest)
 
@@ -129,7 +129,7 @@ class Unit:
 @lru_cache(maxsize=1024)
 def _brought(items: tuple[Item, ...], rest: tuple[Item, ...]) -> dict[str, tuple[tuple[Item, ...], int]]:
     dense = [item for item in rest if items and role_of(item.names[0]) in (Role.FFN, Role.SHARED_EXPERT)]
-    kinds = {"layers": items, "all": (*items, *rest), "dense": tuple(dense)}
+    kinds = {"layers": items, "all": (*items, *rest), "rest": rest, "dense": tuple(dense)}
     return {kind: (each, sum([item.bytes for item in each])) for kind, each in kinds.items()}
 
 

@@ -101,7 +101,7 @@ def _boundaries(n_units: int, first: int, n_devices: int, rated: Rated, same: fl
     return states[n_units][1] if n_units in states else None
 
 
-Kind = Literal["layers", "all", "dense"]
+Kind = Literal["layers", "all", "rest", "dense"]
 """Weights of layers on the host that go to a device: a kind of ``Unit.brought``."""
 
 
@@ -249,7 +249,7 @@ def bring(
     """
     needs = [ranges.need(start, stop) for start, stop in placement.ranges()]
     gaps = list(map(sub, budgets, needs)) if is_first else gaps_of(ranges.units, budgets, placement)
-    is_in_parts = not is_first and kind != "dense"
+    is_in_parts = not is_first and kind in ("layers", "all")
     open_to = [d for d, count in enumerate(placement.counts) if count or d not in far]
     moved = _brought(ranges.units, gaps, placement.first, kind, open_to, is_in_parts=is_in_parts)
     if is_first and moved:

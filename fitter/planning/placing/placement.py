@@ -131,15 +131,16 @@ def pattern_for(items: Sequence[Item], names: Sequence[str] = ()) -> str:
     comma, ``*``, ``?`` or ``[``. A dot matches any character, so names are anchored at the start and spelled to the
     end.
     """
-    words = _of_whole_layers(items, names)
+    layers_of_words = _whole_words(items, names)
+    words = {(layer, word) for each, layers in layers_of_words.items() for layer in layers for word in each}
     tails: dict[tuple[str, ...], dict[str, set[int]]] = {}
     for item in items:
         tail = item.stem.split(".", 2)[2]
-        if item.layer not in words:
+        if (item.layer, _first_word(tail)) not in words:
             tails.setdefault(tuple(sorted(item.suffixes)), {}).setdefault(tail, set()).add(item.layer)
     # a word after the number, since a dot matches another digit, or the letter after it
-    firsts = sorted(set().union(*words.values()))
-    whole = [f"^blk.{_any_of(_numbers(sorted(words)))}.{_any_of(firsts)}"] if words else []
+    groups = sorted(layers_of_words.items(), key=lambda pair: (-len(pair[0]), pair))
+    whole = [f"^blk.{_any_of(_numbers(layers))}.{_any_of(each)}" for each, layers in groups]
     parts = [
         f"^blk.{_any_of([_tensors(*group) for group in _groups(layers_of)])}.{_any_of(suffixes)}$"
         for suffixes, layers_of in sorted(tails.items())
@@ -147,15 +148,28 @@ def pattern_for(items: Sequence[Item], names: Sequence[str] = ()) -> str:
     return "|".join((*whole, *parts))
 
 
-def _of_whole_layers(items: Sequence[Item], names: Sequence[str]) -> dict[int, set[str]]:
-    """Find the layers of which ``items`` have all tensors, with the first words of their names (``attn``, ``ffn``)."""
+def _first_word(tail: str) -> str:
+    return _FIRST_WORD.split(tail, 1)[0]
+
+
+def _whole_words(items: Sequence[Item], names: Sequence[str]) -> dict[tuple[str, ...], list[int]]:
+    """List layers by the first words (``attn``, ``ffn``) of their tensors of which ``items`` have all."""
     moved = {name for item in items for name in item.names}
+    kept: dict[int, list[str]] = {}
     words: dict[int, set[str]] = {}
-    kept = {layer_index(name) for name in names if name not in moved}
-    for name in moved.intersection(names):
-        if (layer := layer_index(name)) is not None and layer not in kept:
-            words.setdefault(layer, set()).add(_FIRST_WORD.split(name.split(".", 2)[2], 1)[0])
-    return words
+    for name in names:
+        if (layer := layer_index(name)) is not None:
+            tail = name.split(".", 2)[2]
+            if name in moved:
+                words.setdefault(layer, set()).add(_first_word(tail))
+            else:
+                kept.setdefault(layer, []).append(tail)
+    found: dict[tuple[str, ...], list[int]] = {}
+    for layer, of_layer in sorted(words.items()):
+        whole = tuple(word for word in sorted(of_layer) if not any(t.startswith(word) for t in kept.get(layer, ())))
+        if whole:
+            found.setdefault(whole, []).append(layer)
+    return found
 
 
 def _tensors(layers: Sequence[int], names: Sequence[str]) -> str:
@@ -167,10 +181,11 @@ def _tensors(layers: Sequence[int], names: Sequence[str]) -> str:
 
 
 def _common_start(names: Sequence[str]) -> str:
+    """Return the whole words with which all ``names`` start."""
     # all names between the first and the last share the start that these two share
     first, last = min(names), max(names)
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return first[:same]
+    return first[: first.rfind("_", 0, same) + 1]
 
 
 def _groups(layers_of: Mapping[str, set[int]]) -> list[tuple[list[int], list[str]]]:

@@ -247,16 +247,19 @@ class Variants:
     def _buffers_like(self, variant: Variant) -> dict[int, Buffers]:
         """Return measured buffers by micro batch, most like a variant's; none where no measurement tells them.
 
-        Those with other flash attention tell nothing: where llama.cpp turns it off, they are gigabytes larger.
+        Without flash attention they are no smaller than with it. Where llama.cpp turned it off, they tell nothing.
         """
-        kinds = [variant.kind]
-        if variant.kind.flash_attn == self.first.kind.flash_attn:
-            kinds.append(self.first.kind)
-        for kind, devices in product(kinds, (variant.devices, None)):
+        flash = variant.kind.flash_attn
+
+        def tells(each: Variant, trial: Trial | None, kind: Kind) -> bool:
+            has_flash = trial is not None and trial.breakdown.flash_attn and not self._states[each].has_lost_flash
+            return each.kind == kind and (kind.flash_attn == flash or (flash == "off" and bool(has_flash)))
+
+        for kind, devices in product((variant.kind, self.first.kind), (variant.devices, None)):
             known = {
                 each.n_ubatch: self._states[each].buffers
-                for each in self._measured
-                if each.kind == kind and each.devices == (devices or each.devices)
+                for each, trial in self._measured.items()
+                if tells(each, trial, kind) and each.devices == (devices or each.devices)
             }
             if known:
                 return known
