@@ -12,7 +12,6 @@ from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
-from fitter.planning.request.shared import remembered
 from fitter.planning.search.corrections import settle, settle_partial, settle_whole
 from fitter.planning.search.proposals import Situation
 from fitter.planning.search.room import Room
@@ -173,29 +172,6 @@ def test_where_the_host_lacks_memory_placements_are_plain_from_then_on(host_mib:
     brought = Placement(4, (5,), ((found.units(N_CTX)[3].items[0], 0),))
     assert (settle(found, N_CTX, False, proposing(brought)) is None) is is_plain
     assert found.is_plain is is_plain
-
-
-class Losing(SyntheticLlama):
-    """A llama.cpp that turns flash attention off where a cache is apart from weights of attention, for 600 MiB."""
-
-    def measure(self, params: Params) -> Breakdown:
-        found = super().measure(params)
-        is_on = not any("attn" in o.pattern for o in params.tensor_buft_overrides)
-        more = 0 if is_on else 600 * MIB
-        rows = (replace(row, compute=row.compute + more) if row.device and row.used else row for row in found.rows)
-        return replace(found, rows=tuple(rows), flash_attn=is_on)
-
-
-def test_attention_is_in_one_place_where_flash_attention_is_lost_otherwise() -> None:
-    model, devices = replace(MODEL, cache=4096), limits(500)
-    llama = Losing(model, devices)
-    loads = Callbacks(remembered(llama.measure), llama.record)
-    found = SearchState(priced(request(model, devices), model, CARD), devices, loads)
-    found.units(N_CTX)
-    trial = settle_partial(found, N_CTX)
-    assert trial is not None and trial.fits and trial.breakdown.flash_attn
-    assert trial.placement.first > 0 and trial.placement.moved
-    assert found.has_lost_flash and not found.keeps_attention, "what was known stays as it was"
 
 
 def test_where_the_weights_go_is_said_with_the_other_way() -> None:

@@ -26,15 +26,6 @@ def with_rest(units: list[Unit]) -> list[Unit]:
     ]
 
 
-def with_shared_experts(size: int) -> list[Unit]:
-    units = with_rest(model(4))
-    shared = [Item(unit.index, f"blk.{unit.index}.ffn_up_shexp", ("weight",), size) for unit in units]
-    return [
-        replace(unit, fixed=unit.fixed + size, rest=(*unit.rest, item)) if unit.items else unit
-        for unit, item in zip(units, shared, strict=True)
-    ]
-
-
 def test_layers_on_the_host_bring_their_tensors_to_devices_with_room() -> None:
     units = with_rest(model(4))
     # the last two layers and the output, and room for one layer's items and 15 bytes more
@@ -50,34 +41,18 @@ def test_layers_on_the_host_bring_their_tensors_to_devices_with_room() -> None:
         assert all(target == 0 for _, target in placement.moved), "what stays with its layer is not moved"
 
 
-def test_layers_on_the_host_come_before_items_of_the_devices_own_layers() -> None:
+def test_rest_of_host_layers_comes_before_items_of_the_devices_own_layers() -> None:
     # of the first layer nothing has room then
-    units = with_rest([layer(0, items=(100,)), *model(4)[1:]])
-    # without items the last two layers and the output take 45 bytes, and a layer of the host 80
+    units = with_rest([layer(0, fixed=200, items=(100,)), *model(4)[1:]])
+    # without items the last two layers and the output take 45 bytes, and the rest of a layer of the host 10
     base = pack(Ranges(units), [45 + 140], 2)
     assert base is not None and not base.moved
-    found = bring(Ranges(units), [45 + 140], base, "all", is_first=True)
-    # 60 of 140 bytes are left for items
-    assert [(item.layer, item.bytes) for item, at in found.moved if at == HOST] == [(2, 30), (2, 20), (2, 20), (3, 20)]
-    assert {item.layer for item, at in found.moved if at == 0} == {1} and weights_on(units, found) == [35 + 80 + 50]
+    found = bring(Ranges(units), [45 + 140], base, "rest")
+    # 130 of 140 bytes are left for items
+    assert [(item.layer, item.bytes) for item, at in found.moved if at == HOST] == [(2, 20)]
+    assert {item.layer for item, at in found.moved if at == 0} == {1} and weights_on(units, found) == [35 + 10 + 120]
     # no room
-    assert bring(Ranges(units), [40], base, "all", is_first=True) == base
-
-
-@named_cases(("no-part-of-it", 39, []), ("one", 40, [1]))
-def test_only_what_is_beside_experts_is_brought_as_dense(more: int, brought: list[int]) -> None:
-    units = with_shared_experts(40)
-    found = bring(Ranges(units), [2 * (85 + 40) + 15 + more], Placement(2, (3,)), "dense")
-    assert found.moved == tuple((units[index].rest[1], 0) for index in brought)
-
-
-def test_a_layers_items_make_room_for_shared_experts_of_others() -> None:
-    found = bring(Ranges(with_shared_experts(4)), [2 * (85 + 4) + 15], Placement(2, (3,)), "dense", is_first=True)
-    assert {(item.stem, target) for item, target in found.moved} == {
-        ("blk.0.ffn_up_shexp", 0),
-        ("blk.1.ffn_up_shexp", 0),
-        ("blk.2.ffn_gate", HOST),
-    }
+    assert bring(Ranges(units), [40], base, "rest") == base
 
 
 @given(
@@ -85,14 +60,14 @@ def test_a_layers_items_make_room_for_shared_experts_of_others() -> None:
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(1, 60)), min_size=2, max_size=6),
     st.integers(0, 6),
     st.sets(st.integers(0, 2)),
-    st.sampled_from(["layers", "all", "dense"]),
+    st.sampled_from(["layers", "all", "rest"]),
 )
 def test_what_bringing_promises(
     budgets: list[int],
     sizes: list[tuple[int, int, int]],
     first: int,
     far: set[int],
-    kind: Literal["layers", "all", "dense"],
+    kind: Literal["layers", "all", "rest"],
 ) -> None:
     units = with_rest([layer(i, *size[:2], items=(size[2], size[2] // 2 + 1)) for i, size in enumerate(sizes)])
     units.append(Unit(len(units), 15, 0))
@@ -100,19 +75,18 @@ def test_what_bringing_promises(
     base = pack(ranges, budgets, first, far=far)
     if base is None:
         return
-    back, before = (bring(ranges, budgets, base, kind, far, is_first=is_first) for is_first in (False, True))
-    assert set(base.moved) <= set(back.moved), "it fills the room that is left"
+    found = bring(ranges, budgets, base, kind, far)
+    assert kind == "rest" or set(base.moved) <= set(found.moved), "it fills the room that is left"
     movable = {item for unit in units[:first] for item in unit.brought[kind][0]}
-    for found in (back, before):
-        assert (found.first, found.counts) == (first, base.counts) and is_within(units, found, budgets)
-        brought = [(item, target) for item, target in found.moved if item.layer < first]
-        assert len({item for item, _ in found.moved}) == len(found.moved)
-        for item, target in brought:
-            assert item in movable and (found.counts[target] or target not in far)
+    assert (found.first, found.counts) == (first, base.counts) and is_within(units, found, budgets)
+    brought = [(item, target) for item, target in found.moved if item.layer < first]
+    assert len({item for item, _ in found.moved}) == len(found.moved)
+    for item, target in brought:
+        assert item in movable and (found.counts[target] or target not in far)
     if budgets and not {d for d, count in enumerate(base.counts) if not count} & far:
-        gaps = gaps_of(units, budgets, back)
+        gaps = gaps_of(units, budgets, found)
         near = next((unit for unit in units[:first][::-1] if unit.brought[kind][0]), None)
-        is_brought = any(item.layer < first for item, _ in back.moved)
+        is_brought = bool(brought)
         assert is_brought or near is None or near.brought[kind][1] > max(gaps), "the last one, where it has room"
 
 

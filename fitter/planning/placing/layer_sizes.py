@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from fitter.llama.types import LAYOUT_DEVICE, Layout, LayoutEntry
-from fitter.model.tensors import Role, role_of, split_name
+from fitter.model.tensors import split_name
 
 _CACHE_LAYER = re.compile(r"_l(\d+)(?:$|\D)")
 _STATE = re.compile(r"^cache_(?:ple_)?[rs]_l")
@@ -95,10 +95,10 @@ class Unit:
     def brought(self) -> dict[str, tuple[tuple[Item, ...], int]]:
         """Kinds of weights that go to a device together, with their bytes, where the layer is on the host.
 
-        ``layers`` are the items, ``rest`` the other weights, ``all`` all weights, ``dense`` feed-forward weights that
-        every token reads, beside experts (shared experts).
+        ``layers`` are the items, ``rest`` the other weights, ``all`` all weights.
         """
-        return _brought(self.items, self.rest)
+        kinds = {"layers": self.items, "all": (*self.items, *self.rest), "rest": self.rest}
+        return {kind: (each, sum([item.bytes for item in each])) for kind, each in kinds.items()}
 
     @cached_property
     def _choices(self) -> list[tuple[int, tuple[Item, ...]]]:
@@ -123,14 +123,6 @@ class Unit:
     def need(self) -> int:
         """The least bytes that a device must hold to have this layer."""
         return self.fixed + self.cache
-
-
-# layers at another context have the same weights
-@lru_cache(maxsize=1024)
-def _brought(items: tuple[Item, ...], rest: tuple[Item, ...]) -> dict[str, tuple[tuple[Item, ...], int]]:
-    dense = [item for item in rest if items and role_of(item.names[0]) in (Role.FFN, Role.SHARED_EXPERT)]
-    kinds = {"layers": items, "all": (*items, *rest), "rest": rest, "dense": tuple(dense)}
-    return {kind: (each, sum([item.bytes for item in each])) for kind, each in kinds.items()}
 
 
 def stays(_: str) -> bool:

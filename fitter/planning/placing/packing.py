@@ -101,7 +101,7 @@ def _boundaries(n_units: int, first: int, n_devices: int, rated: Rated, same: fl
     return states[n_units][1] if n_units in states else None
 
 
-Kind = Literal["layers", "all", "rest", "dense"]
+Kind = Literal["layers", "all", "rest"]
 """Weights of layers on the host that go to a device: a kind of ``Unit.brought``."""
 
 
@@ -230,28 +230,20 @@ def in_first_layers(
 
 
 def bring(
-    ranges: Ranges,
-    budgets: Sequence[int],
-    placement: Placement,
-    kind: Kind,
-    far: Collection[int] = (),
-    *,
-    is_first: bool = False,
+    ranges: Ranges, budgets: Sequence[int], placement: Placement, kind: Kind, far: Collection[int] = ()
 ) -> Placement:
     """Fill the room that ``placement`` leaves on devices with weights of layers on the host, the last layer first.
 
     Args:
         kind: which weights. A layer's weights go together where they can, and next to those of the layer after it;
-            else some of its items where they fit.
+            else some of its items where they fit. ``rest`` comes before items of the devices' own layers, which get the
+            room that is left: attention and shared experts of a host layer may save more than experts.
         far: devices that get such weights only if they have a layer anyway.
-        is_first: before devices have items of their own layers, which get the room that is left: attention and shared
-            experts of a host layer may save more than experts.
     """
-    needs = [ranges.need(start, stop) for start, stop in placement.ranges()]
+    needs, is_first = [ranges.need(start, stop) for start, stop in placement.ranges()], kind == "rest"
     gaps = list(map(sub, budgets, needs)) if is_first else gaps_of(ranges.units, budgets, placement)
-    is_in_parts = not is_first and kind in ("layers", "all")
     open_to = [d for d, count in enumerate(placement.counts) if count or d not in far]
-    moved = _brought(ranges.units, gaps, placement.first, kind, open_to, is_in_parts=is_in_parts)
+    moved = _brought(ranges.units, gaps, placement.first, kind, open_to, is_in_parts=not is_first)
     if is_first and moved:
         packed = pack(ranges, list(map(add, gaps, needs)), placement.first, placement.counts)
         return placement if packed is None else _with(packed, moved)

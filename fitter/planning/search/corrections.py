@@ -129,14 +129,6 @@ def settle_partial(state: SearchState, n_ctx: int, limit: float | None = None) -
     ``limit``: as in ``settle``.
     """
     best = settle(state, n_ctx, False, state.place_partial, limit)
-    is_enough = best is not None and _keeps(best, limit)
-    if state.has_lost_flash and not (state.is_plain or state.keeps_attention or is_enough):
-        # caches apart from their attention turned flash attention off: that takes much more memory, which was learned
-        kept = state.on(state.open)
-        kept.keep_attention()
-        trial = settle_partial(kept, n_ctx, limit)
-        if trial is not None and (best is None or rank(trial) > rank(best)):
-            return trial
     if best is not None and best.seconds is not None:
         kinds = in_place(state.situation(n_ctx, is_whole=False))
         other = next((each for each in kinds if each.first != best.placement.first), None)

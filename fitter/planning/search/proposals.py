@@ -44,16 +44,11 @@ _NEAR = 4
 Without further steps in the same direction Qwen3 32B on a 2080 Ti and a 3060 (machine 15 of ``tools.search.depths``) is
 9 % slower."""
 
-_WAYS_TO_BRING: dict[bool, tuple[tuple[Kind, bool], ...]] = {
-    False: (("layers", False), ("all", False), ("all", True), ("rest", True), ("dense", True)),
-    True: (("layers", False), ("dense", True)),
-}
-"""Kinds of weights of host layers that devices get, and whether they get them before items of their own layers; by
-whether attention is left with its cache.
+_BROUGHT: tuple[Kind, ...] = ("layers", "all", "rest")
+"""Kinds of weights of host layers that devices get.
 
-Without ``all`` gpt-oss-20b on two 4090 at 2 Mi tokens takes 2.4 times as long; with it alone Llama 3.1 8B on 4 GiB at
-16,384 is 8 % slower. Without ``rest`` GLM 4.5 Air with four slots of 32,768 and a cache of q8_0 on a 4070 takes 18 %
-longer. Without ``dense`` Llama 4 Scout on a 3060 at 262,144, with ``-kvo``, takes 22 % longer."""
+Without ``all`` gpt-oss-20b on two 4090 at 2 Mi tokens takes 33 % longer; with it alone Llama 3.1 8B on 4 GiB at 16,384
+is 8 % slower. Without ``rest`` GLM 4.5 Air on a 4070, four slots of 32,768 with a q8_0 cache, takes 18 % longer."""
 
 READABLE = 0.01
 """A placement may take so much longer if its words are easier to read."""
@@ -64,7 +59,7 @@ class Situation:
     """A placement problem: ``units`` at a context of ``n_ctx``, on ``devices`` with ``room``.
 
     ``prices`` tell which placement is faster. Each layer has its cache and its weights in one place where the situation
-    ``is_plain``; attention stays with its cache where it ``keeps_attention``.
+    ``is_plain``.
     """
 
     request: Request
@@ -74,7 +69,6 @@ class Situation:
     room: Room
     prices: PriceList | None
     is_plain: bool = False
-    keeps_attention: bool = False
     placed: dict[int, Placement | None] = field(default_factory=dict, compare=False, repr=False)
     """The layers from each first one on on devices, as far as that was asked for."""
     fillings: dict[int, tuple[float, Placement | None]] = field(default_factory=dict, compare=False, repr=False)
@@ -309,8 +303,8 @@ def _fastest_filling(at: Situation, first: int) -> tuple[float, Placement | None
     budgets = at.room.of(at.units, base)
     # hashing placements would take longer than comparing three
     filled: list[Placement] = []
-    for kind, is_first in _WAYS_TO_BRING[at.keeps_attention]:
-        each = bring(at.ranges, budgets, base, kind, at.far, is_first=is_first)
+    for kind in _BROUGHT:
+        each = bring(at.ranges, budgets, base, kind, at.far)
         if each not in filled:
             filled.append(each)
     return min(((at.prices.seconds(each), each) for each in filled), key=lambda pair: pair[0])
@@ -323,7 +317,7 @@ def add_caches(at: Situation, placement: Placement) -> Placement:
     Attention is computed where the cache is: with long prompts, or a latent cache, that is most of a layer's time.
     """
     on_host = placement.first
-    if at.prices is None or at.first is not None or not on_host or not at.devices or at.keeps_attention:
+    if at.prices is None or at.first is not None or not on_host or not at.devices:
         return placement
     prices = at.prices
     best, best_seconds = placement, prices.seconds(placement)

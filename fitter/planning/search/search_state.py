@@ -86,8 +86,8 @@ class SearchState:
     """State of a search on ``devices``.
 
     ``original_request`` is the request as it came; ``request`` has no more context than these devices take.
-    ``is_plain``: layers have their cache and their weights in one place. ``keeps_attention``: the cache and the weights
-    of attention alone. ``closed``: names of the user's devices that get nothing.
+    ``is_plain``: layers have their cache and their weights in one place. ``closed``: names of the user's devices that
+    get nothing.
 
     Args:
         previous: another state, whose facts that do not depend on devices are taken over.
@@ -108,7 +108,6 @@ class SearchState:
         self.callbacks = callbacks
         self.is_priced = given.is_priced(original_request)
         self.is_plain: bool = previous.is_plain if previous else False
-        self.keeps_attention: bool = previous.keeps_attention if previous else False
         self.buffers: Buffers = Buffers(previous.buffers.shared if previous else None)
         self.has_lost_flash = False
         """Whether ``auto`` turned flash attention off in a trial that did not fit."""
@@ -173,11 +172,6 @@ class SearchState:
         if not self.is_plain:
             self.is_plain = True
             self.buffers.forget_partial()
-
-    def keep_attention(self) -> None:
-        """Keep attention with its cache from now on, and forget compute buffers of other placements."""
-        self.keeps_attention = True
-        self.buffers.forget_partial()
 
     # sizes
 
@@ -313,13 +307,12 @@ class SearchState:
             room,
             prices,
             self.is_plain,
-            self.keeps_attention,
             near=self._fastest_first,
         )
 
     def place_partial(self, at: Situation) -> Placement | None:
         """Call ``proposals.place_partial``, once for each room."""
-        key = at.n_ctx, at.units, at.room, at.is_plain, at.keeps_attention, self._prices.spilled_flash
+        key = at.n_ctx, at.units, at.room, at.is_plain, self._prices.spilled_flash
         at = self._situations.setdefault(key, at)
         if key not in self._partial:
             self._partial[key] = proposals.place_partial(at)
