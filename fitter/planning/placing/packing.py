@@ -236,11 +236,11 @@ def bring(
 
     Args:
         kind: which weights. A layer's weights go together where they can, and next to those of the layer after it;
-            else some of its items where they fit. ``rest`` comes before items of the devices' own layers, which get the
-            room that is left: attention and shared experts of a host layer may save more than experts.
+            else some of its items where they fit. Only ``layers`` come after items of the devices' own layers: attention
+            and shared experts of a host layer may save more.
         far: devices that get such weights only if they have a layer anyway.
     """
-    needs, is_first = [ranges.need(start, stop) for start, stop in placement.ranges()], kind == "rest"
+    needs, is_first = [ranges.need(start, stop) for start, stop in placement.ranges()], kind != "layers"
     gaps = list(map(sub, budgets, needs)) if is_first else gaps_of(ranges.units, budgets, placement)
     open_to = [d for d, count in enumerate(placement.counts) if count or d not in far]
     moved = _brought(ranges.units, gaps, placement.first, kind, open_to, is_in_parts=not is_first)
