@@ -236,7 +236,7 @@ def bring(
 
     Args:
         kind: which weights. A layer's weights go together where they can, and next to those of the layer after it;
-            else some of its items where they fit. Only ``layers`` come after items of the devices' own layers: attention
+            else some of its items where they fit. Only ``layers`` come after items of the devices' layers: attention
             and shared experts of a host layer may save more.
         far: devices that get such weights only if they have a layer anyway.
     """
