@@ -47,6 +47,10 @@ CARDS = (
     "rtx-4060", "rtx-4060-ti-16gb", "rtx-4070", "rtx-4090", "rtx-5060-ti-16gb", "rtx-5090", "rtx-6000-ada", "a100-80gb",
     "h100-pcie", "rtx-pro-6000-blackwell",
 )  # fmt: skip
+PLAIN = (
+    "rtx-3060-12gb", "rtx-3080", "rtx-3090", "rtx-4060", "rtx-4060-ti-16gb", "rtx-4070", "rtx-4090",
+    "rtx-5060-ti-16gb", "rtx-5090", "tesla-p40", "rtx-6000-ada",
+)  # fmt: skip
 _OTHERS = (
     ("rx-6700-xt", "rx-7600", "rx-7900-xtx", "rx-9070-xt", "mi50-32gb", "mi300x", "w7900"),
     ("arc-a380", "arc-a770-16gb", "arc-b580", "arc-pro-b60"),
@@ -175,6 +179,20 @@ def draw_mixed(number: int) -> Machine:
         shape = rng.choice(sorted(DRAFTS))
         options |= DRAFTS[shape]
     return Machine(number, shape, cards, options)
+
+
+def draw_plain(number: int) -> Machine:
+    """The machine with a ``number`` among those that most people have: one to four free cards, and long prompts."""
+    rng = random.Random(f"plain {number}")
+    some = [rng.choice(PLAIN) for _ in range(rng.choice((1, 1, 1, 2)))]
+    cards = tuple(Card(rng.choice(some)) for _ in range(rng.choice((1, 1, 1, 1, 2, 2, 2, 3, 4))))
+    slots, n_ctx = rng.choice((1, 1, 1, 1, 2, 4)), rng.choice((8192, 16384, 32768, 65536, 131072))
+    options: dict[str, Any] = {"prompt": 3 * n_ctx // 4, "n_ctx": n_ctx * slots, "n_seq_max": slots}
+    if rng.random() < 0.25:
+        options["type_k"] = options["type_v"] = "q8_0"
+    if rng.random() < 0.3:
+        options["host_memory"] = rng.choice((32, 64, 96, 128, 192)) * GIB
+    return Machine(number, rng.choice(SHAPES), cards, options)
 
 
 def draw_remote(number: int) -> Machine:

@@ -34,7 +34,8 @@ class Outcome:
     """A plan in figures; ``error`` where there is none.
 
     ``on_devices`` and ``compute``: bytes of weights and of compute buffers there. ``pins``: keywords of ``fitter.fit``
-    that set all that the plan chose, but for its ``batches``. ``is_pipelined``: several devices hold the whole model.
+    that set all that the plan chose, but for its ``batches``. ``is_pipelined``: several devices hold the whole model,
+    and a batch has several micro batches.
     """
 
     error: str = ""
@@ -124,6 +125,7 @@ class Asking:
             batches={"n_batch": params.n_batch, "n_ubatch": params.n_ubatch},
             is_pipelined=sum(map(bool, split)) > 1
             and params.n_gpu_layers > plan.n_layer
+            and params.n_ubatch < params.n_batch
             and not params.tensor_buft_overrides,
             reasons=tuple(reason.kind for reason in plan.bound.reasons) if plan.bound else (),
             loads=plan.search.dummy_loads,

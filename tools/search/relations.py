@@ -33,7 +33,7 @@ class Relation:
 
 
 def narrowed(machine: Machine, plan: Outcome) -> list[tuple[str, dict[str, object]]]:
-    """Draw two options that only narrow a search, each with the keywords of ``fitter.fit``."""
+    """Draw three options that only narrow a search, each with the keywords of ``fitter.fit``."""
     rng = random.Random(f"narrower than {machine.number}")
     found: list[tuple[str, dict[str, object]]] = [("-nkvo", {"offload_kqv": False}), ("-fa on", {"flash_attn": "on"})]
     if "type_v" not in machine.options and plan.pins["devices"]:
@@ -42,7 +42,14 @@ def narrowed(machine: Machine, plan: Outcome) -> list[tuple[str, dict[str, objec
     if machine.shape in MOE:
         n_layers = rng.choice((5, 10, 20, 30, 40))
         found += [("-cmoe", {"cpu_moe": True}), (f"-ncmoe {n_layers}", {"n_cpu_moe": n_layers})]
-    return rng.sample(found, 2)
+    names = [gpu.name for gpu in machine.gpus]
+    n_ubatch, n_gpu_layers = rng.choice((128, 256, 512, 1024, 2048, 4096)), rng.randrange(1, 81)
+    some, split = rng.sample(names, rng.randint(1, len(names))), [float(rng.randint(1, 3)) for _ in names]
+    found.append((f"-ub {n_ubatch}", {"n_ubatch": n_ubatch, "n_batch": max(2048, n_ubatch)}))
+    found.append((f"-ngl {n_gpu_layers}", {"n_gpu_layers": n_gpu_layers}))
+    if len(names) > 1 and "model_draft" not in machine.options:
+        found += [(f"-dev {','.join(some)}", {"devices": some}), (f"-ts {split}", {"tensor_split": split})]
+    return rng.sample(found, 3)
 
 
 def relations(machine: Machine, plan: Outcome) -> Iterator[Relation]:
