@@ -1,4 +1,4 @@
-"""The command ``fitter``. Adding a subcommand takes a file of its own and a line in ``group.py``."""
+"""The command ``fitter``. Adding a subcommand takes a function in a file, and a line in ``group.py``."""
 
 from __future__ import annotations
 

@@ -43,7 +43,10 @@ COMMANDS = {
     "claim": "Say what a pod or a device claim must ask for.",
     "gguf-parser": "Answer as gguf-parser, for schedulers.",
 }
-"""The help of each command. A command is a function in a file of the same name, imported on use."""
+"""The help of each command. A command is a function in a file, which is imported on use."""
+
+_FILES = {"listings": ("devices", "inspect", "llama-cpp", "backend")}
+"""The files with several commands; every other command has a file of its name."""
 
 DOCUMENTATION = "https://OWNER.github.io/llama-fitter/"
 """Address of the documentation, as in the distribution's metadata."""
@@ -99,7 +102,8 @@ class CommandGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(import_module(f"fitter.cli.{name}"), name)
+        file = next((file for file, names in _FILES.items() if cmd_name in names), name)
+        command: click.Command = getattr(import_module(f"fitter.cli.{file}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -49,7 +49,7 @@ STARTS = {
     "fitter.system.windows": {"subprocess.Popen": "worker"},
     "fitter.llama.processes.interpreter": {"subprocess.run": "interpreter"},
     "fitter.programs.facts": {"subprocess.run": "program"},
-    "fitter.cli.backend": {"os.execve": "program"},
+    "fitter.cli.listings": {"os.execve": "program"},
 }
 """Every start: of an interpreter, which only ``fitter.llama.processes.interpreter`` writes the command line of, of a
 worker, which is one whose command line ``fitter.llama.worker.process`` asks it for, of a program that the user named,

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter import api
+from fitter.cli import cli
 from fitter.cli import fit as fit_module
 from fitter.cli import verify as verify_module
 from fitter.cli.group import COMMANDS
@@ -79,7 +80,7 @@ def invention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     found: Invention = request.param
     # one that is imported for the first time meanwhile would keep the invention
     for name in COMMANDS:
-        importlib.import_module(f"fitter.cli.{name.replace('-', '_')}")
+        cli.get_command(click.Context(cli), name)
     with monkeypatch.context() as patch:
         patch.setitem(PARAMETERS, "invented", found.parameter)
         importlib.reload(fit_module)
