@@ -45,7 +45,7 @@ COMMANDS = {
 }
 """The help of each command. A command is a function in a file, which is imported on use."""
 
-_FILES = {"listings": ("devices", "inspect", "llama-cpp", "backend")}
+_FILES = {"listings": ("devices", "inspect", "llama-cpp", "backend"), "cases": ("lock", "check", "fleet")}
 """The files with several commands; every other command has a file of its name."""
 
 DOCUMENTATION = "https://OWNER.github.io/llama-fitter/"
