@@ -45,7 +45,11 @@ COMMANDS = {
 }
 """The help of each command. A command is a function in a file, which is imported on use."""
 
-_FILES = {"listings": ("devices", "inspect", "llama-cpp", "backend"), "cases": ("lock", "check", "fleet")}
+_FILES = {
+    "cases": ("lock", "check", "fleet"),
+    "comparisons": ("diff", "history"),
+    "listings": ("devices", "inspect", "llama-cpp", "backend"),
+}
 """The files with several commands; every other command has a file of its name."""
 
 DOCUMENTATION = "https://OWNER.github.io/llama-fitter/"
