@@ -49,6 +49,7 @@ _FILES = {
     "cases": ("lock", "check", "fleet"),
     "comparisons": ("diff", "history"),
     "listings": ("devices", "inspect", "llama-cpp", "backend"),
+    "real_runs": ("verify", "tune", "calibrate"),
 }
 """The files with several commands; every other command has a file of its name."""
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from fitter import api
 from fitter.cli import cli
 from fitter.cli import fit as fit_module
-from fitter.cli import verify as verify_module
+from fitter.cli import real_runs as verify_module
 from fitter.cli.group import COMMANDS
 from fitter.errors import UsageError
 from fitter.llama.load.structs import model_key

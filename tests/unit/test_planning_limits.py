@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fitter import api
 from fitter.api.checked_call import checked_call
 from fitter.cli import fit as fit_command
-from fitter.cli import verify as verify_command
+from fitter.cli import real_runs as verify_command
 from fitter.errors import FitterError, UsageError
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride, TensorInfo, VirtualDevice
 from fitter.model.header import Model
