@@ -79,10 +79,10 @@ def fit(
     if location.is_repository(model):
         if page_file is not None:
             raise UsageError(f"--report shows the plan of one model, and {model} has several: name one of its files")
-        from fitter.cli import repository
+        from fitter.cli import quants
 
         wanted = "json" if as_json else output_format
-        return repository.fit(model, types, tokens_per_second, wanted, anyway, verbose, given)
+        return quants.repository(model, types, tokens_per_second, wanted, anyway, verbose, given)
     for value, option in ((types, "--type"), (tokens_per_second, "--tokens-per-second")):
         if value is not None:
             shape, more = catalogue.wanted(model), ""
