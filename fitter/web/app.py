@@ -34,9 +34,9 @@ from fitter.web.fetching import Fetching
 from fitter.web.guard import Guard, Hosts
 from fitter.web.known_answers import KnownAnswers
 from fitter.web.metrics import CONTENT_TYPE, Metrics
+from fitter.web.planner_page import worded
 from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered
 from fitter.web.questions import ASKED, PlanQuestion, PlanQuestions, Wanted, wanted
-from fitter.web.wording import worded
 
 _T = TypeVar("_T")
 

@@ -32,8 +32,8 @@ from fitter.parameters.values import MAX_DEVICES
 from fitter.planning.request.session import named
 from fitter.programs import PROGRAMS
 from fitter.web.guard import HEADERS
+from fitter.web.planner_page import worded
 from fitter.web.questions import ASKED
-from fitter.web.wording import worded
 from tests.support import patience, ranges
 from tests.support.cases import cases, named_cases
 from tests.support.command import Command, run_fitter

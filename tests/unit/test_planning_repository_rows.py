@@ -15,7 +15,7 @@ from fitter.output.tables.plan_table import print_to
 from fitter.output.tables.repository_table import commands, lines_below, repository_table
 from fitter.planning.plan.plan import Problem
 from fitter.planning.tables.file_rows import Repository, RepositoryFile, best_file, ordered
-from fitter.web.wording import worded
+from fitter.web.planner_page import worded
 from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, make_plan, make_price
 

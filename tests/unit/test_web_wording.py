@@ -10,7 +10,7 @@ from pathlib import Path
 import fitter
 from fitter.errors import Message, Remedy, UsageError
 from fitter.parameters.table import PARAMETERS
-from fitter.web.wording import worded
+from fitter.web.planner_page import worded
 from tests.support.cases import cases
 
 LACKS = "CUDA0 lacks 3 MiB: 4 MiB are needed plus a margin of 1024 MiB, but 4 MiB are free; "
