@@ -34,11 +34,10 @@ from fitter.planning.request.request import Progress
 from fitter.planning.tables.file_rows import Repository, RepositoryFile
 from fitter.web import known_answers, planner_page
 from fitter.web.allowed_files import Root, encoded
-from fitter.web.fetching import Fetching
 from fitter.web.guard import Guard, Hosts
 from fitter.web.known_answers import KnownAnswers
 from fitter.web.planner_page import worded
-from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered
+from fitter.web.pool import Busy, Fetching, Overtaken, Pool, Question, Unanswered
 from fitter.web.questions import ASKED, PlanQuestion, PlanQuestions, Wanted, wanted
 
 _T = TypeVar("_T")

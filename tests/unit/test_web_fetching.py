@@ -10,9 +10,8 @@ import pytest
 
 from fitter.errors import ModelError
 from fitter.planning.request.request import Progress
-from fitter.web import fetching
-from fitter.web.fetching import Fetching
-from fitter.web.pool import Busy, Overtaken, Question
+from fitter.web import pool
+from fitter.web.pool import Busy, Fetching, Overtaken, Question
 from tests.support.acting import SECONDS, acting, until
 from tests.support.cases import cases
 
@@ -113,7 +112,7 @@ async def test_nobody_waits_for_ever(acted: Acted, monkeypatch: pytest.MonkeyPat
     (question, asking), (_, late) = await acted.asked("http://silent/1", "http://silent/2")
     with pytest.raises(Busy, match=r"other headers were fetched for 0.3 seconds: ask again later"):
         await late
-    monkeypatch.setattr(fetching, "WAITING", 0)
+    monkeypatch.setattr(pool, "WAITING", 0)
     with pytest.raises(Busy, match="0 questions wait for headers: ask again later"):
         await acted.ask("http://silent/3")[1]
     question.end()
