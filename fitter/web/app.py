@@ -32,13 +32,12 @@ from fitter.planning.plan.layer_map import LayerMap
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.request import Progress
 from fitter.planning.tables.file_rows import Repository, RepositoryFile
-from fitter.web import known_answers, planner_page
+from fitter.web import planner_page
 from fitter.web.allowed_files import Root, encoded
 from fitter.web.guard import Guard, Hosts
-from fitter.web.known_answers import KnownAnswers
 from fitter.web.planner_page import worded
 from fitter.web.pool import Busy, Fetching, Overtaken, Pool, Question, Unanswered
-from fitter.web.questions import ASKED, PlanQuestion, PlanQuestions, Wanted, wanted
+from fitter.web.questions import ASKED, KnownAnswers, PlanQuestion, PlanQuestions, Wanted, question_key, wanted
 
 _T = TypeVar("_T")
 
@@ -134,7 +133,7 @@ class Server:
                 if model.is_elsewhere:
                     await self.fetching.fetch(question, model.opens)
             keywords = asked.keywords(has_devices=self.settings.has_devices)
-            about = await asyncio.to_thread(known_answers.question, model.opens, keywords)
+            about = await asyncio.to_thread(question_key, model.opens, keywords)
             if (answer := self.known.get(about)) is not None:
                 return answer
         plan, _ = await self.plan(asked, request, model, with_map=False)

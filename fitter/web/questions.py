@@ -1,8 +1,11 @@
-"""The parameters of a question that touch no file, program or device of the server."""
+"""The parameters of a question that touch no file, program or device of the server, and answers that are kept."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +22,8 @@ from pydantic import (
 
 from fitter.errors import Remedy, UsageError
 from fitter.machine.gpu import parse_gpus
+from fitter.model import location
+from fitter.model.files import header_cache
 from fitter.model.files.addresses import HUB
 from fitter.model.repository_models import is_repository
 from fitter.model.shapes.catalogue import CONFIG, SHAPE, by_name, similar_shape
@@ -26,6 +31,7 @@ from fitter.parameters.kinds import Amount, Flag, Kind, Number, OneOf, Seconds, 
 from fitter.parameters.table import PARAMETERS
 from fitter.parameters.values import MAX_DEVICES
 from fitter.planning.request.session import is_written
+from fitter.storage import identity
 from fitter.text import LONGEST_NAME, printable
 from fitter.web.allowed_files import Root
 
@@ -244,3 +250,49 @@ def wanted(model: str, root: Root | None) -> Wanted:
     if text.endswith("/"):
         return Wanted(str(root.folder(text)), text, is_repository=True)
     return Wanted(str(root.file(text)), text)
+
+
+MOST_KEPT = 64 << 20
+"""Most bytes of all answers."""
+
+
+class KnownAnswers:
+    """The last answers, ``most`` bytes of them, by their questions."""
+
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self._most = most
+        self._answers: OrderedDict[str, bytes] = OrderedDict()
+        self.bytes = 0
+        """Bytes of all answers."""
+        self.hits = 0
+        """Questions whose answer was known."""
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def get(self, question: str) -> bytes | None:
+        """Return the answer to a question, and keep it longer than others; ``None`` if it is not known."""
+        answer = self._answers.get(question)
+        if answer is not None:
+            self._answers.move_to_end(question)
+            self.hits += 1
+        return answer
+
+    def put(self, question: str, answer: bytes) -> None:
+        """Keep an answer, and forget those that were longest not asked for."""
+        self.bytes += len(answer) - len(self._answers.pop(question, b""))
+        self._answers[question] = answer
+        while self.bytes > self._most:
+            self.bytes -= len(self._answers.popitem(last=False)[1])
+
+
+def question_key(model: str, keywords: Mapping[str, Any]) -> str:
+    """Return a text that differs for other keywords, another model, and another version of its files.
+
+    The time limit makes no difference: a plan that it cut short is not kept. Raises ``FitterError`` if the model cannot
+    be opened.
+    """
+    with header_cache.reading():
+        files = location.model_files(model)
+        asked = {name: value for name, value in keywords.items() if name != "time_limit"}
+        return json.dumps([model, [identity(str(file)) for file in files], asked], sort_keys=True)

@@ -14,8 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import fitter
-from fitter.web.known_answers import KnownAnswers
 from fitter.web.pool import FRESH
+from fitter.web.questions import KnownAnswers
 from tests.support.cases import cases, named_cases
 from tools.loopback.web_server import Served, ask, serving
 from tools.models.tiny import TINY_DENSE, TINY_MOE, write_tiny
