@@ -23,7 +23,7 @@ from fitter.parameters.table import PARAMETERS, of_a_case
 from fitter.parameters.values import read_size, shown_in_file
 from fitter.planning.request.request_limits import MOST_SPEED
 from fitter.regression import trust
-from fitter.regression.toml import read_toml
+from fitter.regression.trust import read_toml
 from fitter.text import printable
 
 CASES_FILE = "fitter.toml"

@@ -42,7 +42,7 @@ from fitter.regression.cases import (
 )
 from fitter.regression.compare import CaseComparison, Cause, Move, sizes
 from fitter.regression.lockfile import Lock, LockedFleet, LockedMember, Snapshot
-from fitter.regression.toml import read_toml
+from fitter.regression.trust import read_toml
 from fitter.text import human
 
 _EXAMPLE = '[fleet] with goal = "time"'

@@ -20,7 +20,7 @@ from fitter.llama.processes import wire
 from fitter.llama.types import Params
 from fitter.model.files.source import show
 from fitter.regression.cases import CaseValue
-from fitter.regression.toml import read_toml
+from fitter.regression.trust import read_toml
 from fitter.storage import replace_document
 from fitter.text import printable
 
