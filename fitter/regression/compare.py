@@ -8,8 +8,7 @@ from typing import Literal
 
 from fitter.llama.types import TensorBuftOverride
 from fitter.regression.cases import Budget, Case
-from fitter.regression.headers import expand
-from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, LockedPool, Memory, Snapshot
+from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, LockedPool, Memory, Snapshot, expand_types
 from fitter.text import human, printable, speed
 
 Unit = Literal["bytes", "tokens", "layers", "tokens/s", ""]
@@ -295,7 +294,7 @@ def _header_causes(old: LockedModel, new: LockedModel) -> Iterable[Cause]:
     for name in ("architecture", "name"):
         if getattr(old, name) != getattr(new, name):
             yield Cause("header", name, getattr(old, name), getattr(new, name))
-    before, after = expand(old.tensors), expand(new.tensors)
+    before, after = expand_types(old.tensors), expand_types(new.tensors)
     changed = [name for name in after if name in before and before[name] != after[name]]
     kinds: dict[tuple[str, str], list[str]] = {}
     for name in changed:

@@ -1,4 +1,4 @@
-"""``fitter.lock``: the memory of every case when it was accepted. Sizes in bytes.
+"""``fitter.lock``: the memory of every case when it was accepted, and what its model is known by. Sizes in bytes.
 
 Nothing in it depends on the machine or the time, so the same cases make the same file everywhere.
 """
@@ -6,19 +6,23 @@ Nothing in it depends on the machine or the time, so the same cases make the sam
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from fitter import system
-from fitter.errors import AnswerError, FitterError, UsageError
+from fitter.errors import AnswerError, FitterError, ModelError, UsageError
 from fitter.llama.processes import wire
-from fitter.llama.types import Params
+from fitter.llama.types import Params, TensorInfo
 from fitter.model.files.source import show
+from fitter.model.tensors import split_name
 from fitter.regression.cases import CaseValue
 from fitter.regression.trust import read_toml
 from fitter.storage import replace_document
@@ -120,7 +124,7 @@ class LockedModel:
 
     ``header``: the digest of the headers of all files, with tokenizer and tensors. ``header_bytes``, ``file_bytes``:
     the length of each file's header, and of each file. ``tensors``: the type of every tensor (see
-    ``fitter.regression.headers``).
+    ``summarize_types``).
     """
 
     file: str
@@ -334,3 +338,65 @@ def without_nothing(value: Any) -> Any:
         left = {key: item for key, item in value.items() if item is not None and (key, item) not in nothing}
         return {key: without_nothing(item) for key, item in left.items()}
     return [without_nothing(item) for item in value] if isinstance(value, list) else value
+
+
+_ANY = "*"
+"""Stands for the number of the layer."""
+_MOST_LAYERS = 4096
+
+
+def header_digest(files: Sequence[Path], header_bytes: Sequence[int]) -> str:
+    """Compute a digest of the first ``header_bytes`` of each file. Raises ``ModelError`` if a file cannot be read."""
+    total = hashlib.sha256()
+    for path, size in zip(files, header_bytes, strict=True):
+        try:
+            with path.open("rb") as file:
+                total.update(file.read(size))
+        except OSError as error:
+            raise ModelError(f"{show(path)} cannot be read: {error.strerror}") from None
+    return f"sha256:{total.hexdigest()}"
+
+
+def summarize_types(tensors: Iterable[TensorInfo]) -> dict[str, str]:
+    """Sum up types of tensors by name, with ``*`` for the layer: ``q4_K``, or ``q4_K 0-2,4-31; q8_0 3`` by layer.
+
+    The names are made printable, since they are only compared and shown.
+    """
+    types: dict[str, list[tuple[int | None, str]]] = {}
+    for tensor in tensors:
+        name = printable(tensor.name)
+        stack, layer, rest = split_name(name)
+        key = name if layer is None else f"{stack}blk.{_ANY}.{rest}"
+        types.setdefault(key, []).append((layer, tensor.type))
+    return {key: _types(types[key]) for key in sorted(types)}
+
+
+def expand_types(summary: Mapping[str, str]) -> dict[str, str]:
+    """Read the type of every tensor by its name, from what ``summarize_types`` wrote; anything else is ignored."""
+    tensors = {}
+    for key, text in summary.items():
+        for part in text.split("; "):
+            kind, _, layers = part.partition(" ")
+            if not layers:
+                tensors[key] = kind
+            for first, last in re.findall(r"([0-9]+)(?:-([0-9]+))?", layers):
+                for layer in range(int(first), min(int(last or first), _MOST_LAYERS) + 1):
+                    tensors[key.replace(_ANY, str(layer), 1)] = kind
+    return tensors
+
+
+def _types(tensors: Iterable[tuple[int | None, str]]) -> str:
+    by_type: dict[str, list[int]] = {}
+    for layer, kind in tensors:
+        by_type.setdefault(kind, []).extend([] if layer is None else [layer])
+    return "; ".join(f"{kind} {_ranges(by_type[kind])}".rstrip() for kind in sorted(by_type))
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """``0-2,4`` for 0, 1, 2 and 4."""
+    ranges = []
+    # Consecutive numbers all have the same distance from their position in the list.
+    for _, run in groupby(enumerate(sorted(set(numbers))), lambda pair: pair[1] - pair[0]):
+        consecutive = [number for _, number in run]
+        ranges.append(str(consecutive[0]) if len(consecutive) == 1 else f"{consecutive[0]}-{consecutive[-1]}")
+    return ",".join(ranges)

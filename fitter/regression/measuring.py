@@ -22,9 +22,18 @@ from fitter.machine.gpu import parse_gpus
 from fitter.model.files import header_cache
 from fitter.model.location import model_files
 from fitter.output.documents.document import four_digits
-from fitter.regression import headers
 from fitter.regression.cases import DEFAULT_PROGRAM, Case
-from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, LockedPool, LockedSpeed, Memory, Snapshot
+from fitter.regression.lockfile import (
+    LockedDevice,
+    LockedHost,
+    LockedModel,
+    LockedPool,
+    LockedSpeed,
+    Memory,
+    Snapshot,
+    header_digest,
+    summarize_types,
+)
 from fitter.system import processors
 from fitter.text import printable
 
@@ -203,7 +212,7 @@ def _may_hold(case: Case, locked: Snapshot, version: str) -> bool:
     sizes = tuple(file.stat().st_size for file in files)
     is_sound = len(model.header_bytes) == len(files) and all(0 < n <= _MOST_HEADER for n in model.header_bytes)
     # If the headers are unchanged, their lengths are too: a header contains its own length.
-    return sizes == model.file_bytes and is_sound and headers.digest(files, model.header_bytes) == model.header
+    return sizes == model.file_bytes and is_sound and header_digest(files, model.header_bytes) == model.header
 
 
 def _measure_locked(case: Case, locked: Snapshot, worker: Worker) -> Snapshot | None:
@@ -281,10 +290,10 @@ def _model(plan: Plan, worker: Worker) -> LockedModel:
         name=plan.model.name,
         architecture=plan.model.architecture,
         bytes=plan.model.bytes,
-        header=headers.digest(files, header_bytes),
+        header=header_digest(files, header_bytes),
         header_bytes=header_bytes,
         file_bytes=tuple(file.stat().st_size for file in files),
-        tensors=headers.summarize(tensor for header in read for tensor in header.tensors),
+        tensors=summarize_types(tensor for header in read for tensor in header.tensors),
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from fitter.errors import AnswerError, UsageError
 from fitter.llama.types import Params, TensorInfo
-from fitter.regression import headers
+from fitter.regression import lockfile
 from fitter.regression.lockfile import Lock, LockedPool, alone, dumps, read_lock, write_lock
 from fitter.storage import replace_document
 from tests.support.cases import cases, named_cases
@@ -268,21 +268,21 @@ def test_something_else_in_its_place(kind: str, tmp_path: Path) -> None:
 def test_types_of_tensors() -> None:
     types = {f"blk.{i}.ffn_up.weight": "q4_K" for i in (0, 1, 2, 4, 5, 31)} | {"blk.3.ffn_up.weight": "q8_0"}
     types |= {"output.weight": "q6_K", "enc.blk.0.a": "f32", "enc.blk.1.a": "f32"}
-    summary = headers.summarize(TensorInfo(name, kind, (1,), 1) for name, kind in types.items())
+    summary = lockfile.summarize_types(TensorInfo(name, kind, (1,), 1) for name, kind in types.items())
     assert summary == {
         "blk.*.ffn_up.weight": "q4_K 0-2,4-5,31; q8_0 3",
         "enc.blk.*.a": "f32 0-1",
         "output.weight": "q6_K",
     }
-    assert headers.expand(summary) == types
+    assert lockfile.expand_types(summary) == types
 
 
 def test_a_digest_is_of_the_header_alone(tmp_path: Path) -> None:
     files = [tmp_path / "a", tmp_path / "b"]
     files[0].write_bytes(b"header" + b"weights")
     files[1].write_bytes(b"second")
-    digest = headers.digest(files, (6, 6))
+    digest = lockfile.header_digest(files, (6, 6))
     files[0].write_bytes(b"header" + b"others.")
-    assert headers.digest(files, (6, 6)) == digest
+    assert lockfile.header_digest(files, (6, 6)) == digest
     files[1].write_bytes(b"sec0nd")
-    assert headers.digest(files, (6, 6)) != digest
+    assert lockfile.header_digest(files, (6, 6)) != digest

@@ -17,8 +17,7 @@ from fitter.llama.types import Breakdown, Params, Row, Skeleton, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from fitter.regression import measuring
 from fitter.regression.cases import Case
-from fitter.regression.headers import digest
-from fitter.regression.lockfile import LockedDevice, LockedHost, Memory, Snapshot
+from fitter.regression.lockfile import LockedDevice, LockedHost, Memory, Snapshot, header_digest
 from fitter.regression.measuring import measure_case
 from tests.support.cases import cases, named_cases
 from tests.support.snapshots import GIB, MIB, SNAPSHOT
@@ -97,7 +96,7 @@ def locked_of(files: tuple[Path, ...]) -> Snapshot:
     model = replace(
         SNAPSHOT.model,
         file=files[0].name,
-        header=digest(files, header_bytes),
+        header=header_digest(files, header_bytes),
         header_bytes=header_bytes,
         file_bytes=sizes,
     )
@@ -186,7 +185,7 @@ def test_a_byte_of_a_header_is_a_change(files: tuple[Path, ...]) -> None:
     ("beyond reason", (HEADER, 2**30 + 1), False),
 )
 def test_a_header_has_a_length(header_bytes: tuple[int, ...], holds: bool, files: tuple[Path, ...]) -> None:
-    locked = model(locked_of(files), header_bytes=header_bytes, header=digest(files, header_bytes))
+    locked = model(locked_of(files), header_bytes=header_bytes, header=header_digest(files, header_bytes))
     assert (measured(case_of(files), locked, FakeWorker()) is locked) is holds
 
 
