@@ -211,9 +211,9 @@ def _diff_of_plans(files: tuple[str, ...], as_json: bool | None, as_markdown: bo
         names = [*(f"--{PARAMETERS[name].long}" for name in others), *(["--markdown"] if as_markdown else [])]
         raise UsageError(f"two plans are compared as they are: leave {', '.join(names)} out")
     from fitter.output.documents.plan_document import read_plan
-    from fitter.regression import check_report, plans
+    from fitter.regression import check_report, compare
 
-    differences = plans.diff(*map(read_plan, files))
+    differences = compare.diff(*map(read_plan, files))
     if as_json:
         from fitter.regression.regression_documents import DIFF
 

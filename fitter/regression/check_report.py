@@ -19,7 +19,7 @@ from fitter.text import human, printable, speed
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from fitter.regression.plans import PlanDiff
+    from fitter.regression.compare import PlanDiff
 
 _UNKNOWN_CAUSE = "nothing that the lock records; perhaps the build of llama.cpp or environment variables differ"
 # Without what GitHub links by itself: www. and GH-1.

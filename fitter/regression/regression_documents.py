@@ -10,8 +10,7 @@ from fitter.api.compare_builds import OnBuild
 from fitter.llama.types import Row
 from fitter.output.documents.document import Document, Key, document
 from fitter.regression.check_cases import CaseResult
-from fitter.regression.compare import CaseComparison, Cause, Move
-from fitter.regression.plans import PlanDiff
+from fitter.regression.compare import CaseComparison, Cause, Move, PlanDiff
 
 MOVE = document(
     Move,

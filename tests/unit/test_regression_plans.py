@@ -13,7 +13,7 @@ from typing import Any
 from fitter.output.documents.plan_document import read_plan, to_dict
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.summary import PoolUse, Problem
-from fitter.regression import check_report, plans
+from fitter.regression import check_report, compare
 from fitter.regression.regression_documents import DIFF as DIFF_DOCUMENT
 from tests.support.cases import cases
 from tests.support.plans import make_plan
@@ -78,7 +78,7 @@ DIFFERENCES: dict[str, tuple[Any, list[str], list[str]]] = {
 
 @cases(DIFFERENCES)
 def test_differences(document: Any, moves: list[str], changes: list[str], tmp_path: Path) -> None:
-    found = plans.diff(read(tmp_path, DOCUMENT), read(tmp_path, document))
+    found = compare.diff(read(tmp_path, DOCUMENT), read(tmp_path, document))
     assert len(found.moves) == len(moves)
     for move, expected in zip(found.moves, moves, strict=True):
         assert f"{move.what}: {move.detail}".startswith(expected)
@@ -98,7 +98,7 @@ def test_keys_that_older_plans_lack(tmp_path: Path) -> None:
             del use["shared"]
         del document["host"]["later"], document["program"]
 
-    assert plans.diff(read(tmp_path, changed(remove)), read(tmp_path, DOCUMENT)).is_empty
+    assert compare.diff(read(tmp_path, changed(remove)), read(tmp_path, DOCUMENT)).is_empty
 
 
 def test_memory_that_is_shared(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_memory_that_is_shared(tmp_path: Path) -> None:
         return to_dict(replace(make_plan(), pools=(pool,)))
 
     a, b = (read(tmp_path, shared(used, free)) for used, free in ((2**30, 60 * 2**30), (2**31, 50 * 2**30)))
-    found = plans.diff(a, b)
+    found = compare.diff(a, b)
     assert [f"{move.what}: {move.detail}" for move in found.moves] == ["CUDA0+host: used +1.0 GiB"]
     assert list(map(str, found.changes)) == ["CUDA0+host: free 60.0 GiB → 50.0 GiB"]
-    assert plans.diff(a, read(tmp_path, DOCUMENT)).moves[0].what == "CUDA0+host"
+    assert compare.diff(a, read(tmp_path, DOCUMENT)).moves[0].what == "CUDA0+host"

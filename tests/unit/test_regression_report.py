@@ -14,10 +14,9 @@ from fitter.errors import AnswerError, FitterError, ModelError, UsageError
 from fitter.regression import check_report
 from fitter.regression.cases import Budget, Case
 from fitter.regression.check_cases import CaseResult
-from fitter.regression.compare import Cause, Move, compare
+from fitter.regression.compare import Cause, Move, PlanDiff, compare
 from fitter.regression.lockfile import Snapshot
 from fitter.regression.measuring import Measured
-from fitter.regression.plans import PlanDiff
 from fitter.regression.regression_documents import DIFF as DIFF_DOCUMENT
 from fitter.regression.regression_documents import MOVE
 from tests.support.cases import cases, named_cases
