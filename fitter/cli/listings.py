@@ -152,10 +152,10 @@ def backend(gpus: tuple[str, ...] | None, program: tuple[str, ...], **_: Any) ->
     if not cards:
         raise UsageError("there is no GPU to show: replace --gpu none, such as with --gpu rtx-4090")
     if program:
-        from fitter.api import virtual_program
+        from fitter.api import device_calls
 
-        path = virtual_program.path_of_program(program[0])
-        os.execve(path, program, {**os.environ, **virtual_program.environment_of(path, cards)})
+        path = device_calls.path_of_program(program[0])
+        os.execve(path, program, {**os.environ, **device_calls.environment_of(path, cards)})
     description = types.describe(cards)
     backend_path = shlex.quote(str(library.backend_path()))
     click.echo(f"export GGML_BACKEND_PATH={backend_path}\nexport FITTER_DEVICES={shlex.quote(description)}")
