@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fitter.api.plan_repository import repository
     from fitter.api.planner import Planner
     from fitter.api.quantizations import quants
-    from fitter.api.real_runs.fitted_llama import Llama
+    from fitter.api.real_runs.load_plan import Llama
     from fitter.api.real_runs.tune_plan import tune
     from fitter.api.report_plan import report
     from fitter.api.server_client import Client
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _HOMES = {
-    "fitter.api.real_runs.fitted_llama": ("Llama",),
+    "fitter.api.real_runs.load_plan": ("Llama",),
     "fitter.api": ("Plan", "calibrate", "devices", "estimate", "fit", "inspect", "measure", "verify"),
     "fitter.api.best_shapes": ("best_shapes",),
     "fitter.api.compare_builds": ("OnBuild", "compare_builds"),
