@@ -15,8 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fitter.api.checked_call import checked_call
-from fitter.api.fleets.fleet_candidates import FleetCase, ModelPlanner, PlannedWay, context_of, room_of
-from fitter.api.fleets.fleet_problems import beyond_its_budget, why_not
+from fitter.api.fleets.fleet_candidates import (
+    FleetCase,
+    ModelPlanner,
+    PlannedWay,
+    beyond_its_budget,
+    context_of,
+    room_of,
+    why_not,
+)
 from fitter.api.measure_load import fit_keywords_of
 from fitter.errors import LlamaCppError, PlanError, UsageError
 from fitter.machine.bandwidth import parse_bandwidth
