@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from fitter.api.best_shapes import best_shapes
     from fitter.api.compare_builds import OnBuild, compare_builds
     from fitter.api.explore.explore_grid import explore
-    from fitter.api.fleets.plan_fleet import fleet
     from fitter.api.gpu_layers import MemoryEstimate, estimate_gpu_layers
+    from fitter.api.plan_fleet import fleet
     from fitter.api.plan_repository import repository
     from fitter.api.planner import Planner
     from fitter.api.quantizations import quants
@@ -150,7 +150,7 @@ _HOMES = {
     "fitter.api.server_client": ("Client",),
     "fitter.api.real_runs.tune_plan": ("tune",),
     "fitter.api.plan_repository": ("repository",),
-    "fitter.api.fleets.plan_fleet": ("fleet",),
+    "fitter.api.plan_fleet": ("fleet",),
     "fitter.planning.fleet.fleet": ("Disk", "Fleet", "FleetModel", "PlaceUse", "ResidentSet", "Swap"),
 }
 """The module of each public name; the errors are imported above."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fitter.api.fleets.fleet_candidates import FleetCase, ModelPlanner, PlannedWay, room_of
-from fitter.api.fleets.plan_fleet import FleetRequest, OnStep, plan_fleet
+from fitter.api.fleet_candidates import FleetCase, ModelPlanner, PlannedWay, room_of
 from fitter.api.measure_load import fit_keywords_of
+from fitter.api.plan_fleet import FleetRequest, OnStep, plan_fleet
 from fitter.errors import PlanError, UsageError
 from fitter.machine.bandwidth import parse_bandwidth
 from fitter.model.files.source import show

@@ -20,8 +20,8 @@ from typing import Any
 
 import fitter
 from fitter.api.fits.shared_models import bytes_of_a_process
-from fitter.api.fleets.fleet_candidates import FleetCase, ModelPlanner, PlannedWay, room_of
-from fitter.api.fleets.plan_fleet import FleetRequest, plan_fleet
+from fitter.api.fleet_candidates import FleetCase, ModelPlanner, PlannedWay, room_of
+from fitter.api.plan_fleet import FleetRequest, plan_fleet
 from fitter.machine.host import default_disk_bandwidth
 from fitter.planning.fleet.residency import FleetRoom, Member, Way
 from tools.fleets.cases import FLEETS, FleetExample

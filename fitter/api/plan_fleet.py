@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fitter.api.checked_call import checked_call
-from fitter.api.fleets.fleet_candidates import (
+from fitter.api.fleet_candidates import (
     FleetCase,
     ModelPlanner,
     PlannedWay,
