@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 _DOCUMENTS = {
     "Plan": "plan_document.PLAN",
     "Fleet": "deployment_documents.FLEET",
-    "Exploration": "exploration_document.EXPLORATION",
-    "Quantizations": "file_documents.QUANTIZATIONS",
-    "Repository": "file_documents.REPOSITORY",
-    "ShapePlans": "file_documents.SHAPE_PLANS",
+    "Exploration": "many_plans.EXPLORATION",
+    "Quantizations": "many_plans.QUANTIZATIONS",
+    "Repository": "many_plans.REPOSITORY",
+    "ShapePlans": "many_plans.SHAPE_PLANS",
 }
 """The document of each class of results, below ``fitter.output.documents``."""
 

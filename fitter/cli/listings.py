@@ -77,12 +77,12 @@ def inspect(model: str, as_json: bool | None, **given: Any) -> int:
     """
     from fitter import api
 
-    writer = "fitter.output.documents.inspection_document" if as_json else "fitter.output.tables.plan_table"
+    writer = "fitter.output.documents.plan_document" if as_json else "fitter.output.tables.plan_table"
     options.import_meanwhile(writer)
     with answers.asking() as callbacks:
         inspection = api.inspect(model, on_progress=callbacks["on_progress"], **options.given(given))
     if as_json:
-        from fitter.output.documents.inspection_document import INSPECTION
+        from fitter.output.documents.plan_document import INSPECTION
 
         answers.print_json(INSPECTION.write(inspection))
     else:

@@ -11,8 +11,8 @@ from fitter.llama.types import Array, DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.gpu_catalogue import CatalogueGpu, Sources
 from fitter.output.documents.checked_documents import CALIBRATION as CALIBRATION_DOCUMENT
 from fitter.output.documents.document import dumps
-from fitter.output.documents.inspection_document import INSPECTION as INSPECTION_DOCUMENT
 from fitter.output.documents.listing_documents import CATALOGUE, DEVICES, Catalogue, Devices
+from fitter.output.documents.plan_document import INSPECTION as INSPECTION_DOCUMENT
 from fitter.output.documents.plan_document import to_dict
 from fitter.planning.plan.plan import Alternative, Problem
 from fitter.planning.speed.cost import Workload

@@ -10,7 +10,7 @@ from fitter.errors import Message, ModelError, Remedy
 from fitter.llama.types import Params
 from fitter.model.files.ranges import MORE_TIME
 from fitter.model.repository_models import SideFile
-from fitter.output.documents.file_documents import REPOSITORY
+from fitter.output.documents.many_plans import REPOSITORY
 from fitter.output.tables.plan_table import print_to
 from fitter.output.tables.repository_table import commands, lines_below, repository_table
 from fitter.planning.plan.plan import Problem

@@ -17,11 +17,9 @@ from fitter.llama.types import Array, MetadataValue, Params
 from fitter.output.documents.checked_documents import CALIBRATION, TUNING, VERIFICATION
 from fitter.output.documents.deployment_documents import DEVICE_CLAIM, FLEET, POD_CLAIM
 from fitter.output.documents.document import SCHEMA, Document, Key
-from fitter.output.documents.exploration_document import EXPLORATION
-from fitter.output.documents.file_documents import QUANTIZATIONS, REPOSITORY, SHAPE_PLANS
-from fitter.output.documents.inspection_document import INSPECTION
 from fitter.output.documents.listing_documents import CATALOGUE, DEVICES, SHAPES
-from fitter.output.documents.plan_document import PLAN
+from fitter.output.documents.many_plans import EXPLORATION, QUANTIZATIONS, REPOSITORY, SHAPE_PLANS
+from fitter.output.documents.plan_document import INSPECTION, PLAN
 from fitter.parameters import kinds
 from fitter.parameters.kinds import Kind
 from fitter.parameters.table import Parameter, of_a_load

@@ -1,8 +1,9 @@
-"""The document of ``fitter MODEL --json`` and ``Plan.to_dict``, and the plan of such a document. Bytes."""
+"""The documents of ``fitter MODEL --json`` and ``fitter inspect --json``, and the plan of such a document. Bytes."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fitter.errors import UsageError
-from fitter.llama.types import Breakdown, LlamaCpp, Params, Row
+from fitter.llama.types import Array, Breakdown, LlamaCpp, MetadataValue, Params, Row
 from fitter.model.files.source import show
 from fitter.output.arguments import arguments
 from fitter.output.documents.document import SCHEMA, Entry, Key, document, four_digits, rounded
@@ -18,6 +19,7 @@ from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, of_a_load
 from fitter.parameters.table import SHARED as SHARED_SECTION
 from fitter.parameters.targets import PROGRAMS
+from fitter.planning.plan.layer_map import Inspection, LayerSize, RoleSize
 from fitter.planning.plan.plan import Alternative, Plan, resolved
 from fitter.planning.plan.turns import BestDepth, Depth, Drafting, Turns, UserSpeed
 from fitter.planning.pricing.pricing import Price, SpeedAt
@@ -332,3 +334,31 @@ def _params(entry: Entry) -> Params:
     except UsageError as error:
         raise entry.error(f"'params' is not valid: {error}") from None
     return params
+
+
+def _metadata(value: MetadataValue) -> Any:
+    if isinstance(value, Array):
+        return {"type": value.type, "length": value.length, "values": [_metadata(each) for each in value.values]}
+    # JSON has no other numbers
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+INSPECTION = document(
+    Inspection,
+    Key("model", of=MODEL, about=f"{ModelSummary.__doc__}"),
+    Key("metadata", change=lambda metadata: {key: _metadata(value) for key, value in metadata.items()}),
+    Key("roles", of=document(RoleSize, "role", "count", "bytes")),
+    "n_ctx",
+    Key(
+        "layers",
+        of=document(
+            LayerSize,
+            Key("layer", "index"),
+            "bytes",
+            Key("weights", change=lambda roles: {role.role: role.bytes for role in roles}, hint=dict[str, int]),
+            "context",
+        ),
+    ),
+    Key("memory", "rows", document(Row, "buffer_type", "device", *BYTES)),
+    title="What a model is made of",
+)

@@ -16,7 +16,7 @@ from rich.text import Text
 from fitter.errors import LibraryError, UsageError
 from fitter.output.arguments import command_line
 from fitter.output.documents.document import dumps
-from fitter.output.documents.exploration_document import CELL, EXPLORATION
+from fitter.output.documents.many_plans import CELL, EXPLORATION
 from fitter.output.tables.narrow import NarrowTable
 from fitter.planning.tables.exploration import ASKED
 from fitter.storage import replace_document

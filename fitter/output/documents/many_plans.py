@@ -1,4 +1,7 @@
-"""The documents of ``fitter quants``, ``hf://org/repo`` and ``shapes --gpu``: a plan for each of many files."""
+"""The documents of ``fitter quants``, ``explore``, ``hf://org/repo`` and ``shapes --gpu``: a plan for each of many.
+
+A figure of a grid is ``null`` where it is not known.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from fitter.output.arguments import arguments
 from fitter.output.documents.document import Key, document, rounded
 from fitter.output.documents.plan_document import MODEL
 from fitter.planning.request.summary import ModelSummary
+from fitter.planning.tables.exploration import ASKED, Exploration, ExploredAnswer, ExploredCell
 from fitter.planning.tables.file_rows import Planned, Repository, RepositoryFile, SideFile
 from fitter.planning.tables.quantization_rows import Quantization, Quantizations, ShapePlan, ShapePlans
 
@@ -121,4 +125,25 @@ SHAPE_PLANS = document(
     ),
     "left",
     title="The strongest shapes for a machine",
+)
+
+
+CELL = document(
+    ExploredCell,
+    *ASKED,
+    *("fits", "n_ctx", "bytes", "used", "host_weights"),
+    rounded("prompt_tokens_per_second"),
+    rounded("tokens_per_second"),
+    *("arguments", "problem", "needs_imatrix", "memory", "cost", "is_best", "bits_per_weight"),
+    rounded("full_context_tokens_per_second"),
+)
+
+EXPLORATION = document(
+    Exploration,
+    *("fits", "cost"),
+    Key("cells", of=CELL),
+    "asked",
+    Key("answers", of=document(ExploredAnswer, "model", Key("cell", of=CELL), "is_of_header", "refused")),
+    *("kept", "seconds"),
+    title="A grid of models, machines and parameters",
 )
