@@ -184,7 +184,6 @@ def _with_picture(drawn: RenderableType, plan: Plan, model: str) -> RenderableTy
 
 def _warn_of_other_server(plan: Plan) -> None:
     from fitter.llama.build.inspect_build import other_server
-    from fitter.output.tables import builds_table
 
-    if plan.llama_cpp is not None and (server := other_server(plan.llama_cpp)):
-        click.echo(f"fitter: warning: {builds_table.of_other_server(server, plan.llama_cpp)}", err=True)
+    if plan.llama_cpp is not None and (problem := other_server(plan.llama_cpp)):
+        click.echo(f"fitter: warning: {problem}", err=True)

@@ -111,14 +111,14 @@ def llama_cpp(where: tuple[str, ...], llama_cpp: tuple[str, ...], as_json: bool 
     status is 3 if one that is named cannot be used.
     """
     from fitter.llama.build import inspect_build
-    from fitter.output.tables import builds_table
+    from fitter.output.tables import listing_tables
 
     where = (*where, *llama_cpp)
     reports = inspect_build.look_around(where)
     if as_json:
-        answers.print_json(builds_table.builds_to_dict(reports))
+        answers.print_json(listing_tables.builds_to_dict(reports))
     else:
-        answers.print_table(builds_table.builds_table(reports))
+        answers.print_table(listing_tables.builds_table(reports))
     return EXIT_FAILURE if inspect_build.is_any_unusable(reports, where) else EXIT_FITS
 
 

@@ -54,7 +54,7 @@ def shapes(
         raise UsageError(f"{option} is for plans on a machine: name one with --gpu, or leave it out")
     from fitter.model.shapes.catalogue import shapes
     from fitter.output.documents.listing_documents import SHAPES, Shapes
-    from fitter.output.tables import shapes_table as output
+    from fitter.output.tables import listing_tables as output
 
     infos = shapes(*words)
     if as_json:
@@ -76,7 +76,7 @@ def plan(
     """Print the strongest shapes for a machine; return the exit status."""
     from fitter import programs
     from fitter.api import best_shapes
-    from fitter.output.tables import shapes_table as output
+    from fitter.output.tables import listing_tables as output
 
     named = options.given({**given, "program": given["program"] or programs.chosen("llama-server")})
     limits = options.given({"most": most, "tokens_per_second": tokens_per_second})

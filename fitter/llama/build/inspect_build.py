@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +16,7 @@ from fitter.llama.build.functions import best_of, ggml_version, open_build, same
 from fitter.llama.build.verdicts import read_answer, write_answer
 from fitter.llama.processes import interpreter
 from fitter.llama.types import LlamaCpp
+from fitter.text import printable
 
 _PATIENCE = 60.0
 """Seconds for a build to load."""
@@ -101,21 +103,27 @@ def look_around(given: Sequence[str] = ()) -> tuple[BuildReport, ...]:
     return tuple(check_build(where) for where in dict.fromkeys((*places, *given)))
 
 
-def other_server(planned: LlamaCpp) -> BuildReport | None:
-    """Return the ``llama-server`` on the PATH if it is linked to another llama.cpp than the ``planned`` one.
+def other_server(planned: LlamaCpp) -> str:
+    """Say that the ``llama-server`` on the PATH is not of the ``planned`` llama.cpp, and how to plan with it.
 
-    ``None`` without a server, and if llama.cpp is built into it.
+    Empty if it has the same, without a server, and if llama.cpp is built into it.
     """
     server = on_path("llama-server")
     try:
         build = find(server) if server else None
     except FitterError:
-        return None
+        return ""
     if build is None or build.key == planned.key:
-        return None
+        return ""
     report = _stored_report(build, server)
-    is_same = report.ggml == planned.ggml and same_commit(report.commit, planned.commit)
-    return None if is_same or report.problem else report
+    if report.problem or (report.ggml == planned.ggml and same_commit(report.commit, planned.commit)):
+        return ""
+    its = native.Versions(report.version, report.ggml, report.commit)
+    where = printable(shlex.quote(report.where))
+    return (
+        f"{where} is llama.cpp {its}, which may take other memory than {planned.version}: to plan with it, "
+        f"add --llama-cpp {where}"
+    )
 
 
 def _stored_report(build: Build, where: str) -> BuildReport:

@@ -1,19 +1,26 @@
-"""Shapes that can be planned without a file, and their plans on a machine: the tables of ``fitter shapes``."""
+"""Shapes, their plans on a machine, and builds of llama.cpp: the tables of ``fitter shapes`` and ``llama-cpp``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from fitter.llama.build.virtual_backends import compared
+from fitter.machine.gpu import PROFILES
 from fitter.output.arguments import command_line
+from fitter.output.documents.document import SCHEMA
 from fitter.output.tables.narrow import table_of
 from fitter.parameters.table import USEFUL_SPEED
 from fitter.text import human, mib, printable, speed
 
 if TYPE_CHECKING:
+    from fitter.llama.build.inspect_build import BuildReport
+    from fitter.llama.build.virtual_backends import Compared
     from fitter.model.shapes.catalogue import ShapeInfo
     from fitter.planning.tables.quantization_rows import ShapePlans
 
@@ -115,3 +122,52 @@ def _count(parameters: int) -> str:
 
 
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
+
+
+def builds_to_dict(looks: Iterable[BuildReport]) -> dict[str, Any]:
+    """Write the document of ``fitter llama-cpp``; a figure is ``null`` if the build does not tell it."""
+    return {
+        "schema": SCHEMA,
+        "builds": [
+            {
+                **{name: None if value == "" else value for name, value in asdict(look).items()},
+                "rules": {profile: rule and asdict(rule) for profile, rule in _rules(look).items()},
+            }
+            for look in looks
+        ],
+    }
+
+
+def _rules(look: BuildReport) -> dict[str, Compared | None]:
+    """Return the comparison of each profile's rules with a build."""
+    return {profile: None if look.problem else compared(profile, look.ggml, look.commit) for profile in PROFILES}
+
+
+def builds_table(looks: Iterable[BuildReport]) -> RenderableType:
+    """Draw a row for each build, and below them why one cannot be used."""
+    looks = tuple(looks)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("llama.cpp", overflow="fold")
+    for column in ("version", "ggml", "commit", "backends", "layout", "checked"):
+        table.add_column(column, no_wrap=True)
+    for look in looks:
+        lists = " ".join(look.backends), look.layout, " ".join(look.checks)
+        values = (look.version, look.ggml, look.commit, *lists)
+        table.add_row(printable(look.where), *(printable(text) or "-" for text in values))
+    if not looks:
+        return Text(
+            "There is no llama.cpp: pip install llama-cpp-python, or name a directory with libllama.so: fitter "
+            "llama-cpp DIRECTORY"
+        )
+    parts: list[RenderableType] = [table, *(Text(printable(look.problem)) for look in looks if look.problem)]
+    if usable := [look for look in looks if not look.problem]:
+        rules = Table(box=None, pad_edge=False)
+        rules.add_column("fitter's rules", overflow="fold")
+        for profile in _rules(usable[0]):
+            rules.add_column(profile, no_wrap=True)
+        for look in usable:
+            coverage = _rules(look).values()
+            texts = (f"{each.equal} of {each.rows}" if each else "never compared" for each in coverage)
+            rules.add_row(printable(look.where), *texts)
+        parts += [Text(), rules, Text("loads of which fitter's rules and the build's own backend said the same bytes")]
+    return Group(*parts)
