@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -69,12 +68,12 @@ def print_json(document: dict[str, Any]) -> None:
     click.echo(dumps(document))
 
 
-def print_plans(plans: Any, tables: str, *, as_json: bool | None, verbose: int) -> int:
+def print_plans(plans: Any, kind: str, *, as_json: bool | None, verbose: int) -> int:
     """Print a result with many plans to stdout.
 
     Args:
         plans: The result.
-        tables: The module below ``fitter.output.tables`` that draws it, by a function of the same name.
+        kind: ``exploration``, ``quantizations`` or ``repository``.
         as_json: Whether to print its document in place of the table and of the commands for the best plan.
         verbose: How often ``-v`` is given.
 
@@ -83,10 +82,15 @@ def print_plans(plans: Any, tables: str, *, as_json: bool | None, verbose: int) 
     """
     if as_json:
         print_json(plans.to_dict())
+    elif kind == "exploration":
+        from fitter.output.tables.exploration_table import exploration_table
+
+        print_table(exploration_table(plans, verbose=verbose > 0))
     else:
-        output = import_module(f"fitter.output.tables.{tables}")
-        print_table(getattr(output, tables)(plans, verbose=verbose > 0))
-        for line in getattr(output, "commands", lambda _: ())(plans):
+        from fitter.output.tables import file_tables
+
+        print_table(getattr(file_tables, f"{kind}_table")(plans, verbose=verbose > 0))
+        for line in getattr(file_tables, f"{kind}_commands")(plans):
             click.echo(line)
     return EXIT_FITS if plans.fits else EXIT_DOES_NOT_FIT
 

@@ -254,7 +254,7 @@ def explore(
         raise
     if output is not None:
         exploration_table.write(exploration, output)
-    status = answers.print_plans(exploration, "exploration_table", as_json=as_json, verbose=verbose)
+    status = answers.print_plans(exploration, "exploration", as_json=as_json, verbose=verbose)
     if page_file is not None:
         from fitter.output.pages.exploration_page import exploration_page
 

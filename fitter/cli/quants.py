@@ -50,7 +50,7 @@ def quants(
         quantized = quantizations.quants(
             model, types=types, tokens_per_second=tokens_per_second, **callbacks, **options.given(given)
         )
-    return answers.print_plans(quantized, "quantizations_table", as_json=as_json, verbose=verbose)
+    return answers.print_plans(quantized, "quantizations", as_json=as_json, verbose=verbose)
 
 
 def repository(
@@ -77,4 +77,4 @@ def repository(
             model, types=types, tokens_per_second=tokens_per_second, **callbacks, **options.given(given)
         )
     llama_options.report_ignored(llama_options.used().names, "the table contains only the plans")
-    return answers.print_plans(planned, "repository_table", as_json=output_format == "json", verbose=verbose)
+    return answers.print_plans(planned, "repository", as_json=output_format == "json", verbose=verbose)

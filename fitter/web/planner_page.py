@@ -17,22 +17,27 @@ from fitter.machine import gpu_catalogue
 from fitter.model.shapes import catalogue
 from fitter.model.shapes.catalogue import DEFAULT_TYPE, ShapeInfo
 from fitter.output.pages import page as output_pages
-from fitter.output.pages import report_page, repository_page
+from fitter.output.pages import report_page
+from fitter.output.pages.page import fragment
+from fitter.output.pages.report_page import Fact, command_entry
 from fitter.output.pictures.curves import tokens
+from fitter.output.tables.file_tables import repository_lines
 from fitter.parameters.table import PARAMETERS
 from fitter.parameters.values import MAX_DEVICES
 from fitter.planning.request.session import named
 from fitter.programs import PROGRAMS
-from fitter.text import LONGEST_TEXT, printable
+from fitter.text import LONGEST_TEXT, human, printable, speed
 from fitter.web.allowed_files import Root
 from fitter.web.questions import LONGEST
 
 if TYPE_CHECKING:
     from fitter.planning.plan.layer_map import LayerMap
     from fitter.planning.plan.plan import Plan
-    from fitter.planning.tables.file_rows import Repository
+    from fitter.planning.tables.file_rows import Repository, RepositoryFile
 
 _TEMPLATES = Path(__file__).with_name("templates")
+_FITS = {True: "yes", False: "no", None: "unknown"}
+"""Words of a table."""
 _TYPES = ("Q2_K", "IQ3_XXS", "Q3_K_M", "IQ4_XS", DEFAULT_TYPE, "Q5_K_M", "Q6_K", "Q8_0", "BF16")
 """File types that the page offers for a shape; others may be typed."""
 _PATH = re.compile(r"(?<![\w:/.])/(?:[^\s/:;,'\"()]+/)+")
@@ -88,8 +93,25 @@ def panel(plan: Plan, layer_map: LayerMap | None, name: str) -> str:
 
 
 def repository_panel(repository: Repository, name: str, root: Root | None) -> str:
-    """Write the models of a repository as the page's side ``a`` or ``b``."""
-    return repository_page.repository_panel(repository, name, _SIDES[name], lambda text: told(worded(text), root))
+    """Draw the models of a repository as the page's side ``a`` or ``b``: HTML without style and script.
+
+    A button for each plan has the model's address. Names of files, which are not trusted, are escaped.
+    """
+    best = repository.best
+    fitting = sum(each.fits for each in repository.found)
+    return fragment(
+        "repository.html",
+        prefix=f"{name}-",
+        of=f", {_SIDES[name]}",
+        below="h3",
+        fits=repository.fits,
+        verdict=f"{fitting} of {len(repository.found)} models {'fits' if fitting == 1 else 'fit'}",
+        title=repository.address,
+        command=None if best is None or best.plan is None else command_entry(best.plan),
+        facts=[] if best is None else _facts(best),
+        rows=[_figures_of(each, is_best=each is best) for each in repository.found],
+        notes=[told(worded(line), root) for line in repository_lines(repository)],
+    )
 
 
 def api_page(schema: Mapping[str, Any]) -> str:
@@ -199,3 +221,30 @@ def worded(message: str) -> str:
         text = text.replace(PARAMETERS[name].called, label)
     labels = _labels()
     return _OPTION.sub(lambda option: labels.get(option[0], option[0]), text)
+
+
+def _facts(best: RepositoryFile) -> list[Fact]:
+    rates = ((best.generation_tokens_per_second, "generation"), (best.prompt_tokens_per_second, "prompt"))
+    facts = [Fact("best", best.file_type or best.name, human(best.bytes)), Fact("context", f"{best.n_ctx:,}", "tokens")]
+    return facts + [Fact(name, speed(rate), "tokens/s, estimated") for rate, name in rates if rate is not None]
+
+
+def _figures_of(each: RepositoryFile, *, is_best: bool) -> dict[str, Any]:
+    """Write a model's figures; ``-`` for each that it does not have."""
+    figures = {
+        "size": human(each.bytes),
+        "fits": _FITS[each.fits if each.plan is not None else None],
+        "bits per weight": each.bits_per_weight and f"{each.bits_per_weight:.2f}",
+        "context": each.n_ctx and f"{each.n_ctx:,}",
+        "longest context": each.longest_context and f"{each.longest_context:,}",
+        "weights on the host": human(each.plan.host.model) if each.plan is not None and each.fits else None,
+        "generation, tokens/s": each.generation_tokens_per_second and speed(each.generation_tokens_per_second),
+        "prompt, tokens/s": each.prompt_tokens_per_second and speed(each.prompt_tokens_per_second),
+    }
+    return {
+        "name": each.name,
+        "model": each.path,
+        "has_plan": each.plan is not None,
+        "is_best": is_best,
+        "figures": [(title, text or "-") for title, text in figures.items()],
+    }

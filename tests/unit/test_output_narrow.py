@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fitter.llama.types import DeviceInfo
-from fitter.output.tables import exploration_table, plan_table, quantizations_table, repository_table
+from fitter.output.tables import exploration_table, file_tables, plan_table
 from fitter.output.tables.checked_tables import calibration_table
 from fitter.output.tables.narrow import short_name
 from fitter.planning.plan.plan import Plan
@@ -229,7 +229,7 @@ def test_no_file_type_is_broken(width: int, monkeypatch: pytest.MonkeyPatch) -> 
     plan = make_plan()
     names = ("Q2_K_S", "MXFP4_MOE", "IQ3_XXS")
     rows = tuple(Quantization(name, 123456 * MIB, 16.01, {}, True, plan=plan, longest_context=131072) for name in names)
-    table = quantizations_table.quantizations_table(Quantizations(plan.model, "bf16", rows, rows[0]))
+    table = file_tables.quantizations_table(Quantizations(plan.model, "bf16", rows, rows[0]))
     words = " ".join(shown(table, width, monkeypatch)).split()
     assert set(names) <= set(words) and words.count("123456") == words.count("131072") == 3
 
@@ -241,6 +241,6 @@ def test_no_file_of_a_repository_is_broken(width: int, monkeypatch: pytest.Monke
     files = tuple(
         RepositoryFile(name, (name,), 123456 * MIB, "", name, 1, 4.5, plan, longest_context=131072) for name in names
     )
-    lines = shown(repository_table.repository_table(Repository("repo", files, (), files[1])), width, monkeypatch)
+    lines = shown(file_tables.repository_table(Repository("repo", files, (), files[1])), width, monkeypatch)
     words = " ".join(lines).split()
     assert set(names) <= set(words) and words.count("131072") == 2 and max(map(len, lines)) <= width

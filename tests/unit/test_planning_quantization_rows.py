@@ -12,8 +12,8 @@ import pytest
 import fitter.api.quantizations
 from fitter.llama.types import FileType, Params, TensorBuftOverride, TensorInfo
 from fitter.model.header import Model
+from fitter.output.tables.file_tables import quantizations_commands, quantizations_table
 from fitter.output.tables.plan_table import print_to
-from fitter.output.tables.quantizations_table import commands, quantizations_table
 from fitter.planning.plan.plan import Problem
 from fitter.planning.tables.quantization_rows import (
     Quantization,
@@ -216,7 +216,7 @@ def of(*found: Quantization, best: Quantization | None = None, rate: float | Non
 def rendered(found: Quantizations, *, verbose: bool = False) -> str:
     out = io.StringIO()
     print_to(out, quantizations_table(found, verbose=verbose))
-    return out.getvalue() + "".join(f"{line}\n" for line in commands(found))
+    return out.getvalue() + "".join(f"{line}\n" for line in quantizations_commands(found))
 
 
 def test_the_table() -> None:

@@ -11,8 +11,8 @@ from fitter.llama.types import Params
 from fitter.model.files.ranges import MORE_TIME
 from fitter.model.repository_models import SideFile
 from fitter.output.documents.many_plans import REPOSITORY
+from fitter.output.tables.file_tables import repository_commands, repository_lines, repository_table
 from fitter.output.tables.plan_table import print_to
-from fitter.output.tables.repository_table import commands, lines_below, repository_table
 from fitter.planning.plan.plan import Problem
 from fitter.planning.tables.file_rows import Repository, RepositoryFile, best_file, ordered
 from fitter.web.planner_page import worded
@@ -122,7 +122,7 @@ def test_what_is_said(found: Repository, below: tuple[str, ...], last: tuple[str
     for line in below:
         assert line in said
     assert ("none" in said) is ("none" in " ".join(below))
-    assert commands(found) == last
+    assert repository_commands(found) == last
 
 
 def test_lines_keep_their_remedies_for_the_page() -> None:
@@ -134,7 +134,7 @@ def test_lines_keep_their_remedies_for_the_page() -> None:
         replace(small, plan=replace(small.plan, problems=(problem,))),
         replace(FAILED, problem=ModelError("its header is late: ", MORE_TIME).message),
     )
-    assert [worded(line) for line in lines_below(Repository("hf://org/repo", found, BESIDE[:1], None, 1))] == [
+    assert [worded(line) for line in repository_lines(Repository("hf://org/repo", found, BESIDE[:1], None, 1))] == [
         "x.gguf: its header is late: try again later",
         "not planned, multimodal projector: mmproj.gguf",
         "none fits; 8b-Q8_0.gguf: CUDA0 lacks 244 MiB; use a smaller margin per card",
@@ -147,9 +147,9 @@ def test_names_of_files_cannot_write_to_a_terminal() -> None:
     found = of(odd, beside=(SideFile(name, "draft model", 1),), best=odd, download=("hf", name))
     out = io.StringIO()
     print_to(out, repository_table(found, verbose=True))
-    text = out.getvalue() + "\n".join(commands(found))
+    text = out.getvalue() + "\n".join(repository_commands(found))
     assert "\x1b" not in text and "\x07" not in text
-    assert all("\n" not in line for line in commands(found))
+    assert all("\n" not in line for line in repository_commands(found))
 
 
 def test_it_is_written() -> None:
