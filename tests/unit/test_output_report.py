@@ -28,8 +28,7 @@ from fitter.output.pictures.curves import charts, tokens
 from fitter.output.pictures.drawing import BOLD, NARROW, WIDE
 from fitter.parameters.targets import FORMATS
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap, MapCell
-from fitter.planning.plan.plan import Problem
-from fitter.planning.plan.real_load import with_real_load
+from fitter.planning.plan.plan import Problem, with_real_load
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.planning.speed.cost import Part
 from fitter.planning.speed.explain import Alternative, Bound, Choice

@@ -14,8 +14,7 @@ from fitter.machine.gpu_catalogue import CatalogueGpu, Sources
 from fitter.output.tables import plan_table
 from fitter.output.tables.checked_tables import calibration_table
 from fitter.output.tables.plan_facts import pool_lines
-from fitter.planning.plan.plan import Alternative, Plan, Problem
-from fitter.planning.plan.real_load import with_real_load
+from fitter.planning.plan.plan import Alternative, Plan, Problem, with_real_load
 from fitter.planning.pricing.pricing import SpeedSource
 from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import PoolUse, Setting, SharedUse

@@ -14,8 +14,7 @@ from fitter.llama.types import Lora, Params, TensorBuftOverride
 from fitter.output.arguments import arguments
 from fitter.output.documents.document import dumps
 from fitter.output.documents.plan_document import read_plan, to_dict
-from fitter.planning.plan.plan import Plan, Problem, resolved
-from fitter.planning.plan.real_load import with_real_load
+from fitter.planning.plan.plan import Plan, Problem, resolved, with_real_load
 from fitter.planning.pricing.pricing import SpeedAt
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.planning.speed.explain import Bound, Choice, Reason

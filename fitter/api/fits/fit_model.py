@@ -35,8 +35,7 @@ from fitter.model.files import source
 from fitter.model.header import Model, open_model
 from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Fitting
-from fitter.planning.plan.plan import Plan, is_on_devices
-from fitter.planning.plan.real_load import with_its_mode, with_real_load
+from fitter.planning.plan.plan import Plan, is_on_devices, with_its_mode, with_real_load
 from fitter.planning.plan.request_of_machine import limits_beside, request_of
 from fitter.planning.pricing.objective import best_pair, longest_for
 from fitter.planning.request.ask import Ask
