@@ -51,7 +51,7 @@ def exploration_page(document: Mapping[str, Any]) -> str:
     """Draw the page of an exploration from its JSON document. Raises ``LibraryError`` if a package is missing."""
     from markupsafe import Markup
 
-    from fitter.output.pictures.best_plans import fronts
+    from fitter.output.pictures.curves import fronts
 
     whole, document = document, _name_models(document)
     cells = document["cells"]
