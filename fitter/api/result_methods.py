@@ -63,7 +63,7 @@ def formatted(plan: Plan, name: str, anyway: bool) -> str:
 
 def explanation(plan: Plan) -> str:
     """Explain ``plan``."""
-    from fitter.output.tables.explanation import explanation
+    from fitter.output.tables.plan_facts import explanation
 
     return explanation(plan)
 

@@ -8,7 +8,7 @@ import math
 
 from fitter.output.documents.plan_document import to_dict
 from fitter.output.tables import plan_table
-from fitter.output.tables.explanation import default_speeds, explain_lines, explanation, far_lines
+from fitter.output.tables.plan_facts import default_speeds, explain_lines, explanation, far_lines
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.pricing.pricing import SpeedSource
 from fitter.planning.speed.cost import Part

@@ -20,8 +20,15 @@ from fitter.output.formats import is_unquoted, words
 from fitter.output.pages.page import fragment, page, pictures
 from fitter.output.pictures import drawing, plan_pictures
 from fitter.output.pictures.drawing import WIDE
-from fitter.output.tables.explanation import default_speeds, explain_lines, far_lines
-from fitter.output.tables.plan_facts import full_context, in_use_text, pool_lines, turns_warnings
+from fitter.output.tables.plan_facts import (
+    default_speeds,
+    explain_lines,
+    far_lines,
+    full_context,
+    in_use_text,
+    pool_lines,
+    turns_warnings,
+)
 from fitter.output.tables.plan_table import later_text, parameter_lines, shared_text, work_text
 from fitter.parameters.targets import FORMATS
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap

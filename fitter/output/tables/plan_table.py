@@ -14,13 +14,14 @@ from rich.text import Text
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
 from fitter.machine.gpu_catalogue import capability_text
 from fitter.output.arguments import option_words
-from fitter.output.tables.explanation import explain_lines, far_lines
 from fitter.output.tables.narrow import Indented, table_of, too_narrow
 from fitter.output.tables.plan_facts import (
     best_depths_text,
     cut_short,
     drafting_text,
+    explain_lines,
     facts,
+    far_lines,
     full_context,
     given_up,
     in_use_text,
