@@ -24,7 +24,7 @@ import fitter
 from fitter.errors import ModelError
 from fitter.installation import install_command
 from fitter.llama.client import Worker
-from fitter.model.files import header_cache, remote_files, stored_headers
+from fitter.model.files import header_cache, remote_files
 from fitter.planning.request.request import Progress
 from tests.support.cases import cases, named_cases, refused
 from tests.support.command import Command, run_fitter
@@ -58,13 +58,13 @@ def server(folder: Path) -> Iterator[FileServer]:
 
 def kept() -> set[str]:
     """All that is in the cache of headers."""
-    place = stored_headers.folder()
+    place = remote_files.folder()
     return {str(path.relative_to(place)) for path in place.rglob("*")} if place.exists() else set()
 
 
 def entries_of(name: str) -> list[Path]:
     """The folders that are kept of models with a file of that name."""
-    place = stored_headers.folder()
+    place = remote_files.folder()
     return [place / path.relative_to(place).parts[0] for path in place.rglob(name)]
 
 
@@ -126,7 +126,7 @@ def test_every_command_takes_an_address(
         "history": ["history", url, *two],
     }
     said = {name: command(*words) for name, words in commands.items()}
-    place = str(stored_headers.folder())
+    place = str(remote_files.folder())
     assert not {name: each for name, each in said.items() if each.status or place in each.out}
     assert said["fit"].document["model"]["path"] == said["inspect"].document["model"]["path"] == url
     lock = Path("fitter.lock").read_text()
@@ -428,7 +428,7 @@ def test_credentials_go_to_their_server_and_nowhere_else(
         assert {headers.get("Authorization") for headers in server.headers} == {"Basic bWU6czNjcjN0"}
     else:
         assert {path for _, path, _ in server.requests} == {f"/{tiny.name}?sig={SECRET}"}
-    assert secrets_in(stored_headers.folder()) == []
+    assert secrets_in(remote_files.folder()) == []
     server.answer = status(403)
     remote_files.forget()
     status_, _, said = command(url, "--gpu", "rtx-4090")
@@ -489,13 +489,13 @@ FORMS = [
 def test_a_file_of_the_hub(hub: FileServer, server: FileServer, tiny: Path, worker: Worker, form: str) -> None:
     url = form.format(hub.url, tiny.name) if form.startswith("{}/") else form.format(tiny.name)
     remote_files.forget()
-    shutil.rmtree(stored_headers.folder(), ignore_errors=True)
+    shutil.rmtree(remote_files.folder(), ignore_errors=True)
     plan = fitter.fit(url, gpus="rtx-4090", worker=worker)
     assert plan.model.path == url.partition("?")[0]
     assert said_of(plan) == said_of(fitter.fit(tiny, gpus="rtx-4090", worker=worker))
     assert {path for _, path, _ in hub.requests} == {f"/org/repo/resolve/main/{tiny.name}"}
     assert [headers for headers in server.headers if "Authorization" in headers] == []
-    assert secrets_in(stored_headers.folder()) == []
+    assert secrets_in(remote_files.folder()) == []
     for each in (hub, server):
         each.forget()
     remote_files.forget()
@@ -690,10 +690,10 @@ def test_what_was_damaged_or_left_is_replaced(server: FileServer, folder: Path, 
     path = write_tiny(folder / "kept.gguf")
     url = f"{server.url}/{path.name}"
     rows = fitter.measure(url, gpus="24GiB", worker=worker).rows
-    (header,) = stored_headers.folder().rglob("kept.gguf")
+    (header,) = remote_files.folder().rglob("kept.gguf")
     with header.open("r+b") as file:
         file.write(b"FUGG")
-    partial = stored_headers.folder() / ".partial-left"
+    partial = remote_files.folder() / ".partial-left"
     partial.mkdir()
     remote_files.forget()
     assert fitter.measure(url, gpus="24GiB", worker=worker).rows == rows

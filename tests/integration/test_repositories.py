@@ -18,7 +18,7 @@ import pytest
 
 import fitter
 from fitter.errors import ModelError, UsageError
-from fitter.model.files import remote_files, stored_headers
+from fitter.model.files import remote_files
 from fitter.model.files.ranges import Patience
 from tests.support.cases import cases, named_cases, refused
 from tests.support.command import Command
@@ -113,7 +113,7 @@ def test_every_model_of_a_repository_is_planned(hub: Hub, folder: Path) -> None:
 
 
 def test_headers_are_fetched_once(hub: Hub) -> None:
-    shutil.rmtree(stored_headers.folder(), ignore_errors=True)
+    shutil.rmtree(remote_files.folder(), ignore_errors=True)
     words: dict[str, Any] = {"gpus": "12GiB", "n_ctx": 4096, "types": "Q4_K_M"}
     first = fitter.repository("hf://org/repo", **words)
     assert [each.name for each in first.found] == ["m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf"]
@@ -207,7 +207,7 @@ def test_everything_beside_a_model_may_be_elsewhere(hub: Hub, folder: Path, tmp_
     words = plan.arguments()
     options = {"mmproj": "--mmproj", "model_draft": "-md", "lora": "--lora", "lora_scaled": "--lora-scaled"}
     assert {name: words[words.index(option) + 1] for name, option in options.items()} == files
-    assert str(stored_headers.folder()) not in json.dumps(plan.to_dict())
+    assert str(remote_files.folder()) not in json.dumps(plan.to_dict())
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
     for call in (plan.load, lambda: fitter.verify(plan=tmp_path / "plan.json")):
         with pytest.raises(ModelError) as caught:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import ModelError
-from fitter.model.files import header_cache, stored_headers
+from fitter.model.files import header_cache, remote_files
 from fitter.model.files.addresses import Address
-from fitter.model.files.stored_headers import Entry, StoredHeader, keep, newest
+from fitter.model.files.remote_files import Entry, StoredHeader, keep, newest
 from fitter.storage import portable
 from tests.support.cases import cases, named_cases
 
@@ -21,7 +21,7 @@ HEADER = StoredHeader("m.gguf", '"1"', 5000, b"GGUF" + b"x" * 1000)
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_headers, "folder", lambda: tmp_path)
+    monkeypatch.setattr(remote_files, "folder", lambda: tmp_path)
 
 
 def damaged() -> Entry:
