@@ -27,14 +27,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fitter.api import Plan, calibrate, devices, estimate, fit, inspect, measure, verify
-    from fitter.api.best_shapes import best_shapes
     from fitter.api.compare_builds import OnBuild, compare_builds
     from fitter.api.explore.explore_grid import explore
     from fitter.api.gpu_layers import MemoryEstimate, estimate_gpu_layers
     from fitter.api.plan_fleet import fleet
     from fitter.api.plan_repository import repository
     from fitter.api.planner import Planner
-    from fitter.api.quantizations import quants
+    from fitter.api.quantizations import best_shapes, quants
     from fitter.api.real_runs.load_plan import Llama
     from fitter.api.real_runs.tune_plan import tune
     from fitter.api.report_plan import report
@@ -93,7 +92,6 @@ __version__ = VERSION
 _HOMES = {
     "fitter.api.real_runs.load_plan": ("Llama",),
     "fitter.api": ("Plan", "calibrate", "devices", "estimate", "fit", "inspect", "measure", "verify"),
-    "fitter.api.best_shapes": ("best_shapes",),
     "fitter.api.compare_builds": ("OnBuild", "compare_builds"),
     "fitter.api.explore.explore_grid": ("explore",),
     "fitter.llama.types": (
@@ -144,7 +142,7 @@ _HOMES = {
         "VerifiedRow",
     ),
     "fitter.programs.later": ("Later",),
-    "fitter.api.quantizations": ("quants",),
+    "fitter.api.quantizations": ("best_shapes", "quants"),
     "fitter.api.report_plan": ("report",),
     "fitter.api.gpu_layers": ("MemoryEstimate", "estimate_gpu_layers"),
     "fitter.api.server_client": ("Client",),

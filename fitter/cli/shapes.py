@@ -75,13 +75,13 @@ def plan(
 ) -> int:
     """Print the strongest shapes for a machine; return the exit status."""
     from fitter import programs
-    from fitter.api import best_shapes
+    from fitter.api import quantizations
     from fitter.output.tables import listing_tables as output
 
     named = options.given({**given, "program": given["program"] or programs.chosen("llama-server")})
     limits = options.given({"most": most, "tokens_per_second": tokens_per_second})
     with answers.asking(verbose, is_long=True) as callbacks:
-        found = best_shapes.best_shapes(words, **limits, **callbacks, **named)
+        found = quantizations.best_shapes(words, **limits, **callbacks, **named)
     if as_json:
         answers.print_json(found.to_dict())
     else:
