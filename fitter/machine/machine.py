@@ -152,7 +152,7 @@ def device_speeds(
     measure: Callable[[str, int, float], MeasuredSpeed],
     remote_bandwidths: Sequence[float] = (),
 ) -> dict[str, DeviceSpeed]:
-    """Return the speed of each device in ``infos``, by name; ``fitter.machine.rpc_devices`` measures remote ones.
+    """Return the speed of each device in ``infos``, by name; ``fitter.machine.bandwidth`` measures remote ones.
 
     Args:
         infos: The devices.
@@ -164,7 +164,7 @@ def device_speeds(
     by_name = {device.name: device for device in virtual}
     speeds = {info.name: speed_of(by_name.get(info.name, info)) for info in infos}
     if any(info.backend == RPC for info in infos):
-        from fitter.machine.rpc_devices import remote_speeds
+        from fitter.machine.bandwidth import remote_speeds
 
         speeds |= remote_speeds(infos, every, measure, remote_bandwidths)
     return speeds

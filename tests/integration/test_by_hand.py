@@ -13,7 +13,7 @@ import pytest
 import fitter
 from fitter.llama.client import Worker
 from fitter.llama.worker.remembered_loads import RememberingWorker
-from fitter.machine import rpc_devices
+from fitter.machine import bandwidth
 from fitter.machine.speed import DeviceSpeed
 from fitter.storage import parse_toml
 from tests.support.cases import cases, named_cases
@@ -57,13 +57,13 @@ def test_a_tensor_where_it_is_ends_the_pipeline(worker: Worker) -> None:
 )
 def test_layers_on_none_of_the_users_slow_devices(compute: float, monkeypatch: pytest.MonkeyPatch) -> None:
     # a server that computes with a processor, and its network: CUDA0 and CUDA1 have all layers
-    measured = rpc_devices.remote_speeds
+    measured = bandwidth.remote_speeds
 
     def speeds(*words: Any, **more: Any) -> dict[str, DeviceSpeed]:
         found = measured(*words, **more)
         return {name: replace(each, bandwidth=20e9, compute=compute, pcie=4e8) for name, each in found.items()}
 
-    monkeypatch.setattr(rpc_devices, "remote_speeds", speeds)
+    monkeypatch.setattr(bandwidth, "remote_speeds", speeds)
     asked: dict[str, Any] = {"gpus": "2x rtx-3090", "n_ctx": 32768, "n_seq_max": 1, "rpc_bandwidth": "20GB/s"}
     with rpc_servers.servers(1) as endpoints:
         asked |= {"rpc": endpoints, "devices": ["RPC0", "CUDA0", "CUDA1"]}

@@ -16,7 +16,7 @@ import pytest
 
 import fitter
 from examples.tiny_moe import TinyModel
-from fitter.machine import rpc_devices
+from fitter.machine import bandwidth
 from tests.support.cases import cases, named_cases
 from tests.support.patience import SECONDS, until, with_more_time
 from tools.faults.cut_servers import Proxy, RpcServer
@@ -113,7 +113,7 @@ def failing(server: RpcServer, model: Path, share: int, *, stalls: bool = False)
     machine noise may hide the speed, which is then not remembered: measured until it is.
     """
     with Proxy(server.port, stalls=stalls) as proxy:
-        stored = rpc_devices.cache_path()
+        stored = bandwidth.remote_cache_path()
         for _ in range(20):
             fitter.fit(model, rpc=proxy.address)
             if stored.exists() and proxy.address in stored.read_text():

@@ -29,7 +29,7 @@ from fitter.errors import FitterError, RemoteError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.processes import rpc
 from fitter.llama.types import Params, VirtualDevice
-from fitter.machine import rpc_devices
+from fitter.machine import bandwidth
 from fitter.machine.gpu import parse_gpus
 from tests.support.cases import cases, named_cases
 from tests.support.command import Command, json_of_python, run_fitter
@@ -236,7 +236,7 @@ def test_a_price_says_what_the_network_takes(two: tuple[str, ...], dense: Path) 
 
 
 def test_speed_is_measured_once(two: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc_devices, "cache_path", lambda: tmp_path / "remote.json")
+    monkeypatch.setattr(bandwidth, "remote_cache_path", lambda: tmp_path / "remote.json")
     asked = []
     with Worker(rpc=two) as worker:
         devices = worker.devices()
@@ -245,8 +245,8 @@ def test_speed_is_measured_once(two: tuple[str, ...], tmp_path: Path, monkeypatc
             asked.append(question[0])
             return worker.speed(*question)  # type: ignore[arg-type]
 
-        first = rpc_devices.remote_speeds(devices, devices, measure)  # type: ignore[arg-type]
-        second = rpc_devices.remote_speeds(devices, devices, measure)  # type: ignore[arg-type]
+        first = bandwidth.remote_speeds(devices, devices, measure)  # type: ignore[arg-type]
+        second = bandwidth.remote_speeds(devices, devices, measure)  # type: ignore[arg-type]
     assert asked == ["RPC0", "RPC1"]
     for name, speed in first.items():
         # any machine's memory, arithmetic and loopback

@@ -11,8 +11,8 @@ import pytest
 
 from fitter.errors import LlamaCppError, RemoteError, UsageError
 from fitter.llama.types import DeviceInfo, MeasuredSpeed
-from fitter.machine import gpu_catalogue, rpc_devices
-from fitter.machine.rpc_devices import parse_bandwidths, remote_speeds
+from fitter.machine import bandwidth, gpu_catalogue
+from fitter.machine.bandwidth import parse_bandwidths, remote_speeds
 from tests.support.cases import cases, named_cases
 
 GIB = 2**30
@@ -45,7 +45,7 @@ class Measured:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "llama-fitter" / "remote.json"
-    monkeypatch.setattr(rpc_devices, "cache_path", lambda: path)
+    monkeypatch.setattr(bandwidth, "remote_cache_path", lambda: path)
     return path
 
 

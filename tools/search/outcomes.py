@@ -15,7 +15,7 @@ import fitter
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import RPC, DeviceInfo, VirtualDevice
-from fitter.machine import rpc_devices
+from fitter.machine import bandwidth
 from fitter.machine.machine import device_speeds
 from fitter.machine.speed import REMOTE, DeviceSpeed
 from fitter.planning.pricing.objective import GAIN
@@ -209,7 +209,7 @@ def with_server(free: int) -> Iterator[None]:
         return {info.name: SERVER for info in infos if info.backend == RPC}
 
     devices = Worker.devices
-    with mock.patch.object(Worker, "devices", described), mock.patch.object(rpc_devices, "remote_speeds", speeds):
+    with mock.patch.object(Worker, "devices", described), mock.patch.object(bandwidth, "remote_speeds", speeds):
         yield
 
 

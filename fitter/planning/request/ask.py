@@ -355,7 +355,7 @@ class Ask:
         """Bytes per second of remote devices that the user sets: one for all, or one for each."""
         if self.rpc_bandwidth is None:
             return ()
-        from fitter.machine.rpc_devices import parse_bandwidths
+        from fitter.machine.bandwidth import parse_bandwidths
 
         return parse_bandwidths(self.rpc_bandwidth)
 
