@@ -10,7 +10,7 @@ import pytest
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params
-from fitter.programs.state import SequenceState, state_of
+from fitter.programs.later import SequenceState, state_of
 from tests.support.cases import named_cases
 from tests.support.llama_builds import every, where
 from tools.architectures.states import CONFIGURATIONS, COUNTS, compare

@@ -8,8 +8,7 @@ import pytest
 
 from fitter.errors import LlamaCppError
 from fitter.llama.types import Cache, Caches, CacheTensor
-from fitter.programs.later import output_bytes
-from fitter.programs.state import SequenceState, state_of
+from fitter.programs.later import SequenceState, output_bytes, state_of
 from tests.support.cases import named_cases
 
 K, V = CacheTensor("cache_k_l0", 64, 512, 1), CacheTensor("cache_v_l0", 32, 512, 1)

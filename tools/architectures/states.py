@@ -25,7 +25,7 @@ from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.processes import interpreter
 from fitter.llama.types import Params
-from fitter.programs.state import SequenceState, state_of
+from fitter.programs.later import SequenceState, state_of
 from tools.architectures.real import LEARNED_POSITIONS
 
 _ONE = Params(n_ctx=512, n_ubatch=64, n_batch=128)

@@ -29,8 +29,7 @@ from fitter.planning.request.shared import HOST_NAME, LATER, later_of
 from fitter.planning.request.summary import SharedUse
 from fitter.planning.speed.cost import default, family_name, token_seconds
 from fitter.programs import PROGRAMS, Facts, LlamaServer, facts
-from fitter.programs.later import Later, ServerCaches, output_bytes, reduce_to, server_caches
-from fitter.programs.state import SequenceState, state_of
+from fitter.programs.later import Later, SequenceState, ServerCaches, output_bytes, reduce_to, server_caches, state_of
 from fitter.text import MIB, mib_up
 
 _FIXED = frozenset({"cache_ram", "ctx_checkpoints"})

@@ -29,9 +29,9 @@ from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import DeviceUse, ModelSummary
 from fitter.programs import SERVER
 from fitter.programs.finding import asked, check_same_build, find_server
+from fitter.programs.later import state_of
 from fitter.programs.prompts import PROMPTS, Fed, feed
 from fitter.programs.running_server import Gone, Running, resident, running
-from fitter.programs.state import state_of
 from fitter.text import printable
 
 if TYPE_CHECKING:
