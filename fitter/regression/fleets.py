@@ -27,8 +27,8 @@ from fitter.parameters.table import (
 from fitter.parameters.values import shown_in_file
 from fitter.planning.fleet.fleet import Fleet
 from fitter.planning.fleet.residency import Member
+from fitter.planning.request.session import last_requests
 from fitter.programs.llama_server.text import safe_name
-from fitter.programs.request_log import last_requests
 from fitter.regression.cases import (
     CASES_FILE,
     EXAMPLE,

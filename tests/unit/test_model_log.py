@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from fitter.errors import UsageError
-from fitter.planning.request.session import session_of
-from fitter.programs import request_log
-from fitter.programs.request_log import MOST_REQUESTS, last_requests, requests_of
+from fitter.planning.request import session
+from fitter.planning.request.session import MOST_REQUESTS, last_requests, requests_of, session_of
 from tests.support import patience
 from tests.support.cases import cases, named_cases
 from tests.support.patience import until
@@ -189,7 +188,7 @@ def test_every_reader_of_logs_reads_the_end_of_a_long_one(
 ) -> None:
     path = log_of_requests(tmp_path / "server.log")
     expected = read(path)
-    monkeypatch.setattr(request_log, "MOST_BYTES", 300)
+    monkeypatch.setattr(session, "MOST_BYTES", 300)
     content = path.read_bytes()
     path.write_bytes(b"x" * 100_000 + b"\n" + content)
     assert read(path) == expected

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import UsageError
-from fitter.planning.request.session import Session, named, session_of
-from fitter.programs.request_log import ServedRequest, requests_in
+from fitter.planning.request.session import ServedRequest, Session, named, requests_in, session_of
 from tests.support.cases import named_cases
 
 NEW = """\
