@@ -176,7 +176,7 @@ def _with_picture(drawn: RenderableType, plan: Plan, model: str) -> RenderableTy
     from rich.console import Group
 
     from fitter.api.report_plan import beside
-    from fitter.output.pictures.terminal_picture import PlanPicture
+    from fitter.output.pictures.plan_pictures import PlanPicture
 
     extras = beside(plan, model, with_contexts=False)
     return Group(drawn, PlanPicture(plan.to_dict(), extras.layer_map))

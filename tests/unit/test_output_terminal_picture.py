@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from fitter.output.documents.plan_document import to_dict
-from fitter.output.pictures.terminal_picture import PlanPicture
+from fitter.output.pictures.plan_pictures import PlanPicture
 from fitter.planning.plan.layer_map import LayerMap, MapCell
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.request.summary import PoolUse
