@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fitter.errors import Message, Remedy, UsageError
-from fitter.llama.virtual import MAX_DEVICES, SharedMemory, VirtualDevice
+from fitter.llama.types import MAX_DEVICES, SharedMemory, VirtualDevice
 from fitter.machine import device_memory, gpu_catalogue
 from fitter.parameters.values import SIZE, UNITS, parse_size
 

@@ -55,7 +55,6 @@ ROOMS = (
     "fitter.llama.header",
     "fitter.llama.build",
     "fitter.llama.types",
-    "fitter.llama.virtual",
     "fitter.llama.processes",
     "fitter.llama",
     "fitter.parameters",

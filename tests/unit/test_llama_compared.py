@@ -11,7 +11,7 @@ import pytest
 from fitter.llama.build import virtual_backends
 from fitter.llama.build.functions import backend_rules, epochs
 from fitter.llama.build.virtual_backends import Answering, Compared, CudaLibrary, around, said_of
-from fitter.llama.virtual import VirtualDevice
+from fitter.llama.types import VirtualDevice
 from fitter.version import numbers_of
 from tests.support.cases import cases, named_cases
 from tools.comparisons.load_answers import read_table

@@ -26,7 +26,7 @@ from fitter.llama.build import elf
 from fitter.llama.build.build_folder import PYTHON, find
 from fitter.llama.build.functions import same_commit
 from fitter.llama.build.library import cudart_path
-from fitter.llama.virtual import VirtualDevice
+from fitter.llama.types import VirtualDevice
 from fitter.version import numbers_of
 
 CUDA_BACKEND = "libggml-cuda.so"
