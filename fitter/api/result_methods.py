@@ -6,7 +6,6 @@ The classes of results stand below, in planning, and import this module when a m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,23 +13,28 @@ if TYPE_CHECKING:
     from fitter.planning.plan.plan import Llama, Plan
     from fitter.planning.plan.verified import Verification
     from fitter.planning.tables.exploration import Exploration
-
-_DOCUMENTS = {
-    "Plan": "plan_document.PLAN",
-    "Fleet": "deployment_documents.FLEET",
-    "Exploration": "many_plans.EXPLORATION",
-    "Quantizations": "many_plans.QUANTIZATIONS",
-    "Repository": "many_plans.REPOSITORY",
-    "ShapePlans": "many_plans.SHAPE_PLANS",
-}
-"""The document of each class of results, below ``fitter.output.documents``."""
+    from fitter.planning.tables.file_rows import Plans
 
 
-def document(result: object) -> dict[str, Any]:
-    """Write the document of ``result``, as the command that makes it prints with ``--json``."""
-    module, _, name = _DOCUMENTS[type(result).__name__].partition(".")
-    declared = getattr(import_module(f"fitter.output.documents.{module}"), name)
-    return dict(declared.write(result))
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Write the document of ``fitter MODEL --json``."""
+    from fitter.output.documents.plan_document import PLAN
+
+    return PLAN.write(plan)
+
+
+def fleet_document(fleet: Fleet) -> dict[str, Any]:
+    """Write the document of ``fitter fleet --json``."""
+    from fitter.output.documents.deployment_documents import FLEET
+
+    return FLEET.write(fleet)
+
+
+def document_of_many(plans: Plans) -> dict[str, Any]:
+    """Write the document of a grid, of file types, of a repository or of shapes."""
+    from fitter.output.documents.many_plans import DOCUMENTS
+
+    return DOCUMENTS[type(plans)].write(plans)
 
 
 def plan_text(plan: Plan) -> str:
@@ -110,4 +114,4 @@ def exploration_html(exploration: Exploration) -> str:
     """Write the grid as a sortable table for a notebook."""
     from fitter.output.pages.exploration_page import exploration_fragment
 
-    return exploration_fragment(document(exploration))
+    return exploration_fragment(document_of_many(exploration))

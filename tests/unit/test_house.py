@@ -218,6 +218,24 @@ def test_what_is_allowed_is_still_there() -> None:
     assert [arrow for arrow in ALLOWED if arrow[1] not in found.get(arrow[0], ())] == []
 
 
+BY_NAME = {
+    "fitter": "what it offers, imported on use",
+    "fitter.api": "the same",
+    "fitter.api.fits.fit_model": "a module that is read beside the start of a worker",
+    "fitter.cli.group": "commands, imported on use",
+    "fitter.cli.options": "a module that is read while a worker plans",
+    "fitter.llama.build.library": "declarations that the build writes",
+    "fitter.output.formats": "writers of targets",
+    "fitter.programs": "rules of targets",
+}
+"""Modules that import others by a text, in which nobody sees an arrow, each with its reason."""
+
+
+def test_few_modules_are_imported_by_a_text() -> None:
+    found = {module for module, text in sources("fitter").items() if re.search(r"\b(import_module|__import__)\b", text)}
+    assert found == set(BY_NAME)
+
+
 def test_only_one_room_runs_native_code() -> None:
     found = {
         module

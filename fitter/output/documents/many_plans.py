@@ -147,3 +147,6 @@ EXPLORATION = document(
     *("kept", "seconds"),
     title="A grid of models, machines and parameters",
 )
+
+DOCUMENTS = {each.kind: each for each in (EXPLORATION, QUANTIZATIONS, REPOSITORY, SHAPE_PLANS)}
+"""The document of each class of results."""

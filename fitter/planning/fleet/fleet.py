@@ -143,7 +143,7 @@ class Fleet:
         """Return the fleet for JSON, schema 1. Bytes and seconds."""
         from fitter.api import result_methods
 
-        return result_methods.document(self)
+        return result_methods.fleet_document(self)
 
     def format(self, name: str) -> str:
         """Write the fleet as ``fitter fleet --format`` does.

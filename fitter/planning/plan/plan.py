@@ -192,7 +192,7 @@ class Plan:
         """Return the plan for JSON, schema 1. Bytes."""
         from fitter.api import result_methods
 
-        return result_methods.document(self)
+        return result_methods.plan_document(self)
 
     def format(self, name: str, *, anyway: bool = False) -> str:
         """Write the plan as ``fitter fit --format`` does.

@@ -92,7 +92,7 @@ class Plans:
         """Return all of it for JSON, schema 1. Bytes."""
         from fitter.api import result_methods
 
-        return result_methods.document(self)
+        return result_methods.document_of_many(self)
 
 
 FULL = ("f32", "bf16", "f16")
