@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fitter.llama.header.gguf_writer import Tensor, Value
@@ -107,6 +107,31 @@ def begin(c: Config, architecture: str) -> ShapeHeader:
     if dtype not in _DTYPES:
         raise c.unknown(f"torch_dtype '{dtype}'")
     return ShapeHeader(architecture, _DTYPES[dtype])
+
+
+def start(
+    c: Config,
+    architecture: str,
+    *,
+    act: str = "silu",
+    turned: float = 1.0,
+    eps: str = "layer_norm_rms_epsilon",
+    writes_turned: bool = True,
+) -> ShapeHeader:
+    """Start a header with dimensions and rope; ``turned``: share of a head that it rotates, if the file says none."""
+    c.must_be(hidden_act=act)
+    h = begin(c, architecture)
+    dimensions(c, h, eps=eps)
+    size = rotary(c, heads(c)[2], turned)
+    if writes_turned:
+        h.key("rope.dimension_count", size)
+    rope(c, h, size)
+    return h
+
+
+def blocks(n_layer: int) -> Iterator[str]:
+    """Yield the prefix of each layer."""
+    return (f"blk.{i}" for i in range(n_layer))
 
 
 def layers(c: Config) -> int:
@@ -297,6 +322,28 @@ def attention(
     h.weight(f"{b}.attn_output", q, n_embd)
     if out_bias:
         h.bias(f"{b}.attn_output", n_embd)
+
+
+def stack(
+    c: Config,
+    h: ShapeHeader,
+    *names: str,
+    tied: bool,
+    output_bias: bool = False,
+    norm_bias: bool = False,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    head_norm: bool = False,
+    bias: bool = False,
+    gated: bool = True,
+) -> ShapeHeader:
+    """Add equal layers with norms (``names``), attention and a feed-forward network between embedding and output."""
+    ends(c, h, tied=tied, bias=output_bias, norm_bias=norm_bias)
+    for b in blocks(layers(c)):
+        norms(h, b, c.count("hidden_size"), *names, bias=norm_bias)
+        attention(c, h, b, qkv_bias=qkv_bias, out_bias=out_bias, head_norm=head_norm)
+        feed_forward(c, h, b, bias=bias, gated=gated)
+    return h
 
 
 def feed_forward(

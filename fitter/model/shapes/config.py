@@ -139,11 +139,12 @@ class Config:
         """Return the hyperparameters with another value of ``name``."""
         return Config({**self._values, name: value}, self.where, self._read, self._prefix)
 
-    def must_be(self, name: str, *values: object) -> None:
-        """Raise ``ModelError`` if ``name`` is set to none of the known ``values``."""
-        value = self.value(name)
-        if value is not None and value not in values:
-            raise self.unknown(f"{name} {_value_text(value)}")
+    def must_be(self, **known: object) -> None:
+        """Raise ``ModelError`` if a name is set to another value than the known one; a tuple has several, or none."""
+        for name, values in known.items():
+            value = self.value(name)
+            if value is not None and value not in (values if isinstance(values, tuple) else (values,)):
+                raise self.unknown(f"{name} {_value_text(value)}")
 
     def unknown(self, what: str) -> ModelError:
         """Make the error for an unknown variation."""

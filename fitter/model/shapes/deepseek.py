@@ -30,7 +30,7 @@ def deepseek2(c: Config) -> ShapeHeader:
 
 def glm_lite(c: Config) -> ShapeHeader:
     """GLM-4.7-Flash, with layers for multi-token prediction."""
-    c.must_be("partial_rotary_factor", 1, 1.0)
+    c.must_be(partial_rotary_factor=1)
     return _latent(c, "deepseek2", next_layers=following(c))
 
 
@@ -47,9 +47,7 @@ def deepseek32(c: Config) -> ShapeHeader:
 
 
 def _latent(c: Config, architecture: str, *, next_layers: int, indexed: bool = False) -> ShapeHeader:
-    c.must_be("hidden_act", "silu")
-    c.must_be("attention_bias", False)
-    c.must_be("moe_layer_freq", 1)
+    c.must_be(hidden_act="silu", attention_bias=False, moe_layer_freq=1)
     n_head, n_layer, n_embd = c.count("num_attention_heads", most=1 << 16), layers(c), c.count("hidden_size")
     c.value("num_key_value_heads", "qk_head_dim", "head_dim", "ep_size", "rope_interleave", "moe_router_dtype")
     q_rank = c.count("q_lora_rank", least=1) if indexed else c.count("q_lora_rank", default=0, least=0)
@@ -182,12 +180,8 @@ def deepseek4(c: Config) -> ShapeHeader:
 
     Its layer for multi-token prediction makes a file of its own.
     """
-    c.must_be("hidden_act", "silu")
-    c.must_be("attention_bias", False)
-    c.must_be("num_key_value_heads", 1)
-    c.must_be("topk_method", "noaux_tc")
-    c.must_be("scoring_func", "sqrtsoftplus")
-    c.must_be("expert_dtype", "fp4")
+    c.must_be(hidden_act="silu", attention_bias=False, num_key_value_heads=1, topk_method="noaux_tc")
+    c.must_be(scoring_func="sqrtsoftplus", expert_dtype="fp4")
     c.value("num_nextn_predict_layers")
     n_layer, n_embd, head = layers(c), c.count("hidden_size"), c.count("head_dim")
     n_head, q_rank, turned = c.count("num_attention_heads", most=1 << 16), c.count("q_lora_rank"), _turned(c)
@@ -302,12 +296,8 @@ _SPARSE, _LINEAR = "deepseek_sparse_attention", "linear_attention"
 
 def glm5_next(c: Config) -> ShapeHeader:
     """GLM-5.3-Flash: three layers of four have a state, the fourth searches for relevant tokens."""
-    c.must_be("hidden_act", "silu")
-    c.must_be("attention_bias", False)
-    c.must_be("mla_use_nope", True)
-    c.must_be("mhc", True)
-    c.must_be("index_kpool_compress", True)
-    c.must_be("moe_layer_freq", 1)
+    c.must_be(hidden_act="silu", attention_bias=False, mla_use_nope=True, mhc=True, index_kpool_compress=True)
+    c.must_be(moe_layer_freq=1)
     c.value("num_key_value_heads", "qk_head_dim", "head_dim", "indexer_rope_interleave", "rope_interleave")
     c.value("moe_router_dtype", "rope_parameters", "rope_theta", "index_topk_freq", "index_skip_topk_offset")
     n_layer, n_next, n_embd = layers(c), following(c), c.count("hidden_size")
@@ -361,13 +351,8 @@ def glm5_next(c: Config) -> ShapeHeader:
 
 def kimi_k3(c: Config) -> ShapeHeader:
     """The text part of Kimi K3: experts between smaller vectors, in MXFP4, and residuals over several layers."""
-    c.must_be("hidden_act", "situ")
-    c.must_be("mla_use_nope", True)
-    c.must_be("mla_use_output_gate", True)
-    c.must_be("latent_moe_use_norm", True)
-    c.must_be("moe_layer_freq", 1)
-    c.must_be("moe_router_activation_func", "sigmoid")
-    c.must_be("num_nextn_predict_layers", 0)
+    c.must_be(hidden_act="situ", mla_use_nope=True, mla_use_output_gate=True, latent_moe_use_norm=True)
+    c.must_be(moe_layer_freq=1, moe_router_activation_func="sigmoid", num_nextn_predict_layers=0)
     c.value("num_key_value_heads", "num_expert_group", "topk_group", "topk_method", "use_grouped_topk")
     n_layer, n_embd, n_head = layers(c), c.count("hidden_size"), c.count("num_attention_heads")
     part = c.part("linear_attn_config")
@@ -422,7 +407,7 @@ def _linear_part(c: Config, h: ShapeHeader, has_state: Sequence[bool]) -> None:
     if part is None:
         raise c.error("has no linear_attn_config: add it")
     part.value("kda_layers", "full_attn_layers", "num_heads", "use_full_rank_gate")
-    part.must_be("num_heads", c.count("num_attention_heads", most=1 << 16))
+    part.must_be(num_heads=c.count("num_attention_heads", most=1 << 16))
     _mixed(c, h, has_state, conv=part.count("short_conv_kernel_size"), size=part.count("head_dim"))
     h.key("kda.gate_lower_bound", part.number("gate_lower_bound") if part.has("gate_lower_bound") else None)
 
@@ -479,16 +464,9 @@ def _low_rank(h: ShapeHeader, name: str, n_embd: int, inner: int) -> None:
 
 def bailing_moe3(c: Config) -> ShapeHeader:
     """Ling 3.0: three layers of four have a state."""
-    c.must_be("hidden_act", "silu")
-    c.must_be("use_qkv_bias", False)
-    c.must_be("use_bias", False)
-    c.must_be("no_kda_lora", True)
-    c.must_be("kda_safe_gate", True)
-    c.must_be("gated_attention_proj_granularity_type", "head_wise")
-    c.must_be("scoring_func", "sigmoid")
-    c.must_be("topk_method", "noaux_tc")
-    c.must_be("moe_router_enable_expert_bias", True)
-    c.must_be("num_nextn_predict_layers", 0)
+    c.must_be(hidden_act="silu", use_qkv_bias=False, use_bias=False, no_kda_lora=True, kda_safe_gate=True)
+    c.must_be(gated_attention_proj_granularity_type="head_wise", scoring_func="sigmoid", topk_method="noaux_tc")
+    c.must_be(moe_router_enable_expert_bias=True, num_nextn_predict_layers=0)
     c.value("num_key_value_heads", "qk_head_dim", "rope_interleave")
     n_layer, n_embd, n_head = layers(c), c.count("hidden_size"), c.count("num_attention_heads", most=1 << 16)
     group = c.count("layer_group_size")

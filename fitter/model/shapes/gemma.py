@@ -16,17 +16,17 @@ from fitter.model.shapes.common import (
     norms,
     rope,
     rope_part,
+    stack,
 )
 from fitter.model.shapes.config import MOST_EXPERTS, Config
 from fitter.model.shapes.llama import FULL, SLIDING
 
+_FOUR_NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 _GELU = ("gelu_pytorch_tanh", "gelu")
 
 
 def _start(c: Config, architecture: str) -> ShapeHeader:
-    c.must_be("hidden_act", *_GELU)
-    c.must_be("hidden_activation", *_GELU)
-    c.must_be("attention_bias", False)
+    c.must_be(hidden_act=_GELU, hidden_activation=_GELU, attention_bias=False)
     c.value("sliding_window_size", "query_pre_attn_scalar", "use_bidirectional_attention", "use_bidirectional_attn")
     if not is_tied(c, True):
         raise c.unknown("tie_word_embeddings false")
@@ -39,12 +39,7 @@ def gemma(c: Config) -> ShapeHeader:
     """The first Gemma."""
     h = _start(c, "gemma")
     rope(c, h, heads(c)[2])
-    ends(c, h, tied=True)
-    for i in range(layers(c)):
-        norms(h, f"blk.{i}", c.count("hidden_size"), "attn_norm", "ffn_norm")
-        attention(c, h, f"blk.{i}")
-        feed_forward(c, h, f"blk.{i}")
-    return h
+    return stack(c, h, "attn_norm", "ffn_norm", tied=True)
 
 
 def gemma2(c: Config) -> ShapeHeader:
@@ -57,12 +52,12 @@ def gemma2(c: Config) -> ShapeHeader:
         final_logit_softcapping=c.number("final_logit_softcapping"),
         attention__sliding_window=c.count("sliding_window"),
     )
-    return _with_four_norms(c, h, head_norm=False)
+    return stack(c, h, *_FOUR_NORMS, tied=True)
 
 
 def gemma3(c: Config) -> ShapeHeader:
     """Gemma 3, also the text part: five layers of six have a window."""
-    c.must_be("attn_logit_softcapping")
+    c.must_be(attn_logit_softcapping=())
     pattern = c.count("sliding_window_pattern", "_sliding_window_pattern", default=6)
     _check_order(c, 6 if pattern == 6 else 0)
     h = _start(c, "gemma3")
@@ -74,7 +69,7 @@ def gemma3(c: Config) -> ShapeHeader:
     )
     if soft := c.number("final_logit_softcapping", default=0.0):
         h.key("final_logit_softcapping", soft)
-    return _with_four_norms(c, h, head_norm=True)
+    return stack(c, h, *_FOUR_NORMS, tied=True, head_norm=True)
 
 
 def _check_order(c: Config, every_nth: int) -> None:
@@ -95,7 +90,7 @@ def _thetas(c: Config, h: ShapeHeader) -> tuple[float, float | None]:
             raise c.unknown(f"a rope scaling of type '{kind}'")
         h.keys(rope__scaling__type=kind, rope__scaling__factor=scaling.number("factor"))
     if window is not None:
-        window.must_be("rope_type", "default")
+        window.must_be(rope_type="default")
     theta = c.number("rope_theta", default=1e6)
     local = c.number("rope_local_base_freq", default=1e4)
     return (
@@ -104,26 +99,14 @@ def _thetas(c: Config, h: ShapeHeader) -> tuple[float, float | None]:
     )
 
 
-def _with_four_norms(c: Config, h: ShapeHeader, *, head_norm: bool) -> ShapeHeader:
-    ends(c, h, tied=True)
-    for i in range(layers(c)):
-        b = f"blk.{i}"
-        norms(h, b, c.count("hidden_size"), "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
-        attention(c, h, b, head_norm=head_norm)
-        feed_forward(c, h, b)
-    return h
-
-
 def gemma3n(c: Config) -> ShapeHeader:
     """Gemma 3n, whose layers have own embeddings and share caches."""
     n_layer, n_embd, n_vocab = layers(c), c.count("hidden_size"), c.count("vocab_size")
-    c.must_be("altup_num_inputs", 4)
-    c.must_be("hidden_activation", *_GELU)
-    c.must_be("attention_bias", False)
+    c.must_be(altup_num_inputs=4, hidden_activation=_GELU, attention_bias=False)
     if not is_tied(c, True):
         raise c.unknown("tie_word_embeddings false")
     c.value("query_pre_attn_scalar")
-    c.must_be("attn_logit_softcapping")
+    c.must_be(attn_logit_softcapping=())
     c.value("vocab_size_per_layer_input", "altup_coef_clip", "altup_correct_scale", "altup_lr_multiplier")
     n_ff = c.counts("intermediate_size", n_layer, least=1)
     if len(set(n_ff)) > 1:
@@ -169,7 +152,7 @@ def gemma3n(c: Config) -> ShapeHeader:
     h.weight("output_norm", n_embd)
     for i in range(n_layer):
         b = f"blk.{i}"
-        norms(h, b, n_embd, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+        norms(h, b, n_embd, *_FOUR_NORMS)
         attention(c, h, b, head_norm=True)
         feed_forward(c, h, b, n_ff[i])
         h.weight(f"{b}.inp_gate", n_embd, n_own)
@@ -236,7 +219,7 @@ def gemma4(c: Config) -> ShapeHeader:
     same = c.flag("attention_k_eq_v", False)
     for i, kind in enumerate(kinds):
         b = f"blk.{i}"
-        norms(h, b, n_embd, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+        norms(h, b, n_embd, *_FOUR_NORMS)
         h.weight(f"{b}.layer_output_scale", 1)
         size, n_kv = (head, n_head_kv) if kind == SLIDING else (head_full, kv_full)
         _gemma4_attention(h, b, n_embd, n_head, n_kv, size, shares=i >= n_layer - n_shared, same=same and kind == FULL)
@@ -258,7 +241,7 @@ def _gemma4_rope(c: Config) -> tuple[float, float]:
     if full is None or window is None or full.text("rope_type", "") != "proportional":
         raise c.unknown("rope_parameters that are not 'proportional' for full_attention")
     full.number("partial_rotary_factor", default=1.0)
-    window.must_be("rope_type", "default")
+    window.must_be(rope_type="default")
     return full.number("rope_theta"), window.number("rope_theta")
 
 

@@ -9,6 +9,7 @@ from fitter.model.shapes.common import (
     ShapeHeader,
     attention,
     begin,
+    blocks,
     dimensions,
     ends,
     every,
@@ -57,12 +58,8 @@ def qwen35moe(c: Config) -> ShapeHeader:
 
 def _delta(c: Config, architecture: str, *, split: bool, has_experts: bool) -> ShapeHeader:
     """Gated delta nets in three layers of four; ``split``: alpha and beta have two tensors."""
-    c.must_be("hidden_act", "silu")
-    c.must_be("attention_bias", False)
-    c.must_be("attn_output_gate", True)
-    c.must_be("mlp_only_layers", [])
-    c.must_be("decoder_sparse_step", 1)
-    c.must_be("mtp_use_dedicated_embeddings", False)
+    c.must_be(hidden_act="silu", attention_bias=False, attn_output_gate=True, mlp_only_layers=[], decoder_sparse_step=1)
+    c.must_be(mtp_use_dedicated_embeddings=False)
     c.value("mamba_ssm_dtype", "norm_topk_prob", "output_gate_type", "language_model_only")
     n_layer, n_embd = layers(c), c.count("hidden_size")
     interval = c.count("full_attention_interval", default=4)
@@ -131,10 +128,7 @@ def qwen4exp(c: Config) -> ShapeHeader:
 
     Its layer for multi-token prediction is not converted.
     """
-    c.must_be("hidden_act", "silu")
-    c.must_be("attention_bias", False)
-    c.must_be("indexer_kv_heads", 1)
-    c.must_be("tie_word_embeddings", False)
+    c.must_be(hidden_act="silu", attention_bias=False, indexer_kv_heads=1, tie_word_embeddings=False)
     c.value(
         "mtp_num_hidden_layers", "mamba_ssm_dtype", "output_gate_type", "norm_topk_prob", "split_ngram_parts", "seed"
     )
@@ -311,11 +305,8 @@ def _check_following(c: Config, n_next: int) -> None:
 
 
 def _check_nemotron(c: Config) -> None:
-    c.must_be("mlp_hidden_act", "relu2")
-    for name in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
-        c.must_be(name, False)
-    c.must_be("use_conv_bias", True)
-    c.must_be("mamba_hidden_act", "silu")
+    c.must_be(mlp_hidden_act="relu2", attention_bias=False, mlp_bias=False, use_bias=False, mamba_proj_bias=False)
+    c.must_be(use_conv_bias=True, mamba_hidden_act="silu")
     c.value("expand", "chunk_size", "head_dim", "attention_head_dim", "sliding_window", "norm_eps")
     c.value(
         "max_position_embeddings", "partial_rotary_factor", "rms_norm_eps", "layer_norm_epsilon", "intermediate_size"
@@ -364,11 +355,9 @@ def _nemotron_layer(c: Config, h: ShapeHeader, b: str) -> None:
 
 def falcon_h1(c: Config) -> ShapeHeader:
     """Falcon-H1: each layer has a state and attention, side by side."""
-    c.must_be("hidden_act", "silu")
-    for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias", "mamba_rms_norm"):
-        c.must_be(name, False)
-    c.must_be("mamba_conv_bias", True)
-    c.must_be("attn_layer_indices")
+    c.must_be(hidden_act="silu")
+    c.must_be(attention_bias=False, mlp_bias=False, mamba_proj_bias=False, projectors_bias=False, mamba_rms_norm=False)
+    c.must_be(mamba_conv_bias=True, attn_layer_indices=())
     c.value("mamba_expand", "mamba_chunk_size", "mamba_use_mlp", "mamba_norm_before_gate", "expansion_factor")
     c.value("mlp_expansion_factor")
     c.value("head_dim", "key_multiplier", "lm_head_multiplier", "embedding_multiplier", "attention_in_multiplier")
@@ -387,8 +376,7 @@ def falcon_h1(c: Config) -> ShapeHeader:
         ssm__group_count=n_group,
     )
     ends(c, h, tied=is_tied(c, False))
-    for i in range(layers(c)):
-        b = f"blk.{i}"
+    for b in blocks(layers(c)):
         norms(h, b, c.count("hidden_size"), "attn_norm")
         h.tensor(f"{b}.ffn_norm", c.count("hidden_size"))
         attention(c, h, b)
@@ -400,11 +388,8 @@ def falcon_h1(c: Config) -> ShapeHeader:
 
 def granite_hybrid(c: Config) -> ShapeHeader:
     """Granite 4, with or without experts, and its models with attention in all layers."""
-    c.must_be("hidden_act", "silu")
-    for name in ("attention_bias", "mamba_proj_bias"):
-        c.must_be(name, False)
-    c.must_be("mamba_conv_bias", True)
-    c.must_be("normalization_function", "rmsnorm")
+    c.must_be(hidden_act="silu", attention_bias=False, mamba_proj_bias=False)
+    c.must_be(mamba_conv_bias=True, normalization_function="rmsnorm")
     c.value("mamba_expand", "mamba_chunk_size", "position_embedding_type", "init_method")
     n_layer, n_embd = layers(c), c.count("hidden_size")
     kinds = every(c, "layer_types", n_layer, ("mamba", "attention", LINEAR, FULL))
@@ -474,8 +459,7 @@ def _granite_without_state(c: Config, n_expert: int) -> ShapeHeader:
 
 def lfm2(c: Config) -> ShapeHeader:
     """LFM2, whose other layers have a short convolution."""
-    c.must_be("conv_bias", False)
-    c.must_be("block_use_swiglu", True)
+    c.must_be(conv_bias=False, block_use_swiglu=True)
     c.value(
         "full_attn_idxs", "conv_dim", "conv_dim_out", "block_mlp_init_scale", "block_norm_eps", "block_use_xavier_init"
     )
@@ -546,8 +530,7 @@ def _lfm2_layer(c: Config, h: ShapeHeader, b: str, kind: str) -> None:
 
 def lfm2moe(c: Config) -> ShapeHeader:
     """LFM2 with experts."""
-    c.must_be("conv_bias", False)
-    c.must_be("use_expert_bias", True)
+    c.must_be(conv_bias=False, use_expert_bias=True)
     c.value("norm_topk_prob", "routed_scaling_factor")
     h = begin(c, "lfm2moe")
     dimensions(c, h)

@@ -6,6 +6,7 @@ from fitter.model.shapes.common import (
     ShapeHeader,
     attention,
     begin,
+    blocks,
     dimensions,
     ends,
     every,
@@ -21,6 +22,8 @@ from fitter.model.shapes.common import (
     rotary,
     routed,
     sections,
+    stack,
+    start,
 )
 from fitter.model.shapes.config import Config
 
@@ -42,33 +45,23 @@ def dense(
 
     ``turned``: share of a head that rope rotates, if the file does not say.
     """
-    c.must_be("hidden_act", "silu")
-    h = begin(c, architecture)
-    dimensions(c, h)
-    size = rotary(c, heads(c)[2], turned)
-    h.key("rope.dimension_count", size)
-    rope(c, h, size)
+    h = start(c, architecture, turned=turned)
     bias = c.flag("attention_bias", False)
-    mlp_bias = c.flag("mlp_bias", False)
-    ends(c, h, tied=is_tied(c, tied))
-    for i in range(layers(c)):
-        b = f"blk.{i}"
-        norms(h, b, c.count("hidden_size"), "attn_norm", second_norm)
-        attention(
-            c,
-            h,
-            b,
-            qkv_bias=bias if qkv_bias is None else qkv_bias,
-            out_bias=bias if out_bias is None else out_bias,
-            head_norm=head_norm,
-        )
-        feed_forward(c, h, b, bias=mlp_bias)
-    return h
+    return stack(
+        c,
+        h,
+        *("attn_norm", second_norm),
+        tied=is_tied(c, tied),
+        qkv_bias=bias if qkv_bias is None else qkv_bias,
+        out_bias=bias if out_bias is None else out_bias,
+        head_norm=head_norm,
+        bias=c.flag("mlp_bias", False),
+    )
 
 
 def llama(c: Config) -> ShapeHeader:
     """Llama 2 to 3.3, Yi, SmolLM2, and other models that say that they are one of those."""
-    c.must_be("mlp_type", "")
+    c.must_be(mlp_type="")
     return dense(c, "llama")
 
 
@@ -102,7 +95,7 @@ _RANK = 4
 def qwen3(c: Config) -> ShapeHeader:
     """Qwen3, dense. The converter knows its rerankers by their name, and gives them a head with two rows."""
     _check_window(c)
-    c.must_be("attention_bias", False)
+    c.must_be(attention_bias=False)
     h = dense(c, "qwen3", head_norm=True)
     if "qwen3-reranker" in f"{c.where} {c.text('_name_or_path', '')}".lower():
         h.keys(pooling_type=_RANK, classifier__output_labels=["yes", "no"])
@@ -146,7 +139,7 @@ def _check_window(c: Config) -> None:
 
 def internlm2(c: Config) -> ShapeHeader:
     """InternLM2 and 2.5, whose dynamic scaling of rope is not in the file."""
-    c.must_be("bias", False)
+    c.must_be(bias=False)
     c.value("attn_implementation")
     part = rope_part(c)
     if part is not None and rope_type(c, part) == "dynamic":
@@ -164,14 +157,14 @@ def smollm3(c: Config) -> ShapeHeader:
 
 def seed_oss(c: Config) -> ShapeHeader:
     """Seed-OSS."""
-    c.must_be("attention_out_bias", False)
+    c.must_be(attention_out_bias=False)
     bias = c.flag("attention_bias", True)
     return dense(c, "seed_oss", qkv_bias=bias, out_bias=False, second_norm="post_attention_norm")
 
 
 def ernie(c: Config) -> ShapeHeader:
     """ERNIE 4.5, dense."""
-    c.must_be("use_bias", False)
+    c.must_be(use_bias=False)
     return dense(c, "ernie4_5", tied=True)
 
 
@@ -195,7 +188,7 @@ def scales(c: Config, h: ShapeHeader) -> None:
 
 def exaone4(c: Config) -> ShapeHeader:
     """EXAONE 4, with norms after attention and the feed-forward network."""
-    c.must_be("hidden_act", "silu")
+    c.must_be(hidden_act="silu")
     h = begin(c, "exaone4")
     dimensions(c, h)
     n_layer, (_, _, head) = layers(c), heads(c)
@@ -211,17 +204,16 @@ def exaone4(c: Config) -> ShapeHeader:
             raise c.unknown("a sliding_window without layer_types")
         h.key("attention.sliding_window_pattern", [each == SLIDING for each in kinds])
     ends(c, h, tied=is_tied(c, False))
-    for i in range(n_layer):
-        attention(c, h, f"blk.{i}", head_norm=True)
-        feed_forward(c, h, f"blk.{i}")
-        norms(h, f"blk.{i}", c.count("hidden_size"), "post_attention_norm", "post_ffw_norm")
+    for b in blocks(n_layer):
+        attention(c, h, b, head_norm=True)
+        feed_forward(c, h, b)
+        norms(h, b, c.count("hidden_size"), "post_attention_norm", "post_ffw_norm")
     return h
 
 
 def olmo2(c: Config) -> ShapeHeader:
     """OLMo 2 and 3, with norms after attention and the feed-forward network, over all heads."""
-    c.must_be("hidden_act", "silu")
-    c.must_be("attention_bias", False)
+    c.must_be(hidden_act="silu", attention_bias=False)
     h = begin(c, "olmo2")
     dimensions(c, h)
     n_layer, n_embd, (n_head, n_head_kv, head) = layers(c), c.count("hidden_size"), heads(c)
@@ -232,8 +224,7 @@ def olmo2(c: Config) -> ShapeHeader:
         kinds = kinds or [FULL if i % 4 == 3 else SLIDING for i in range(n_layer)]
         h.key("attention.sliding_window_pattern", [each == SLIDING for each in kinds])
     ends(c, h, tied=is_tied(c, False))
-    for i in range(n_layer):
-        b = f"blk.{i}"
+    for b in blocks(n_layer):
         attention(c, h, b)
         h.weight(f"{b}.attn_q_norm", n_head * head)
         h.weight(f"{b}.attn_k_norm", n_head_kv * head)
@@ -244,16 +235,10 @@ def olmo2(c: Config) -> ShapeHeader:
 
 def glm4(c: Config) -> ShapeHeader:
     """GLM-4 of 2025, with norms before and after."""
-    c.must_be("hidden_act", "silu")
-    h = begin(c, "glm4")
-    dimensions(c, h)
-    size = rotary(c, heads(c)[2], 0.5)
-    h.key("rope.dimension_count", size)
-    rope(c, h, size)
+    h = start(c, "glm4", turned=0.5)
     ends(c, h, tied=is_tied(c, False))
     bias = c.flag("attention_bias", False)
-    for i in range(layers(c)):
-        b = f"blk.{i}"
+    for b in blocks(layers(c)):
         norms(h, b, c.count("hidden_size"), "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
         attention(c, h, b, qkv_bias=bias)
         _fused_feed_forward(c, h, b)
@@ -262,10 +247,7 @@ def glm4(c: Config) -> ShapeHeader:
 
 def phi3(c: Config) -> ShapeHeader:
     """Phi-3, 3.5 and 4, with attention and the feed-forward network each in one tensor."""
-    c.must_be("hidden_act", "silu")
-    c.must_be("attention_bias", False)
-    c.must_be("full_attn_mod", 1)
-    c.must_be("interpolate_factor", 1)
+    c.must_be(hidden_act="silu", attention_bias=False, full_attn_mod=1, interpolate_factor=1)
     h = begin(c, "phi3")
     dimensions(c, h)
     n_head, _, _ = heads(c)
@@ -274,8 +256,7 @@ def phi3(c: Config) -> ShapeHeader:
     h.keys(rope__dimension_count=size, attention__sliding_window=0 if window is None else c.count("sliding_window"))
     _long_rope(c, h, size)
     ends(c, h, tied=is_tied(c, False))
-    for i in range(layers(c)):
-        b = f"blk.{i}"
+    for b in blocks(layers(c)):
         norms(h, b, c.count("hidden_size"), "attn_norm", "ffn_norm")
         attention(c, h, b, fused=True)
         _fused_feed_forward(c, h, b)
@@ -308,64 +289,38 @@ def _long_rope(c: Config, h: ShapeHeader, size: int) -> None:
 
 def phi2(c: Config) -> ShapeHeader:
     """Phi-1.5 and 2, with one norm for attention and feed-forward, and biases everywhere."""
-    c.must_be("hidden_act", "gelu_new")
-    c.must_be("qk_layernorm", False)
-    h = begin(c, "phi2")
-    dimensions(c, h, eps="layer_norm_epsilon")
-    size = rotary(c, heads(c)[2], 0.5)
-    h.key("rope.dimension_count", size)
-    rope(c, h, size)
-    ends(c, h, tied=is_tied(c, False), bias=True, norm_bias=True)
-    for i in range(layers(c)):
-        b = f"blk.{i}"
-        norms(h, b, c.count("hidden_size"), "attn_norm", bias=True)
-        attention(c, h, b, qkv_bias=True, out_bias=True)
-        feed_forward(c, h, b, bias=True, gated=False)
-    return h
+    c.must_be(qk_layernorm=False)
+    h = start(c, "phi2", act="gelu_new", turned=0.5, eps="layer_norm_epsilon")
+    biases = {"output_bias": True, "norm_bias": True, "qkv_bias": True, "out_bias": True, "bias": True}
+    return stack(c, h, "attn_norm", tied=is_tied(c, False), gated=False, **biases)
 
 
 def starcoder2(c: Config) -> ShapeHeader:
     """StarCoder2."""
-    c.must_be("hidden_act", "gelu_pytorch_tanh")
-    c.must_be("use_bias", True)
-    c.must_be("mlp_type", "default")
-    c.must_be("activation_function", "gelu")
+    c.must_be(hidden_act="gelu_pytorch_tanh", use_bias=True, mlp_type="default", activation_function="gelu")
     c.value("sliding_window", "norm_type")
     h = begin(c, "starcoder2")
     dimensions(c, h, eps="layer_norm_epsilon")
     rope(c, h, heads(c)[2])
-    ends(c, h, tied=is_tied(c, True), norm_bias=True)
-    for i in range(layers(c)):
-        b = f"blk.{i}"
-        norms(h, b, c.count("hidden_size"), "attn_norm", "ffn_norm", bias=True)
-        attention(c, h, b, qkv_bias=True, out_bias=True)
-        feed_forward(c, h, b, bias=True, gated=False)
-    return h
+    biases = {"norm_bias": True, "qkv_bias": True, "out_bias": True, "bias": True}
+    return stack(c, h, "attn_norm", "ffn_norm", tied=is_tied(c, True), gated=False, **biases)
 
 
 def stablelm(c: Config) -> ShapeHeader:
     """StableLM and Stable Code."""
-    c.must_be("hidden_act", "silu")
-    c.must_be("use_parallel_residual", False)
-    c.must_be("qk_layernorm", False)
+    c.must_be(hidden_act="silu", use_parallel_residual=False, qk_layernorm=False)
     h = begin(c, "stablelm")
     dimensions(c, h, eps="layer_norm_epsilon")
     size = rotary(c, heads(c)[2], 0.25)
     h.keys(rope__dimension_count=size, use_parallel_residual=False)
     rope(c, h, size)
-    ends(c, h, tied=is_tied(c, False), norm_bias=True)
-    for i in range(layers(c)):
-        b = f"blk.{i}"
-        norms(h, b, c.count("hidden_size"), "attn_norm", "ffn_norm", bias=True)
-        attention(c, h, b, qkv_bias=c.flag("use_qkv_bias", False))
-        feed_forward(c, h, b)
-    return h
+    bias = c.flag("use_qkv_bias", False)
+    return stack(c, h, "attn_norm", "ffn_norm", tied=is_tied(c, False), norm_bias=True, qkv_bias=bias)
 
 
 def command_r(c: Config) -> ShapeHeader:
     """Command R, with one norm for attention and feed-forward."""
-    c.must_be("hidden_act", "silu")
-    c.must_be("attention_bias", False)
+    c.must_be(hidden_act="silu", attention_bias=False)
     h = begin(c, "command-r")
     dimensions(c, h, eps="layer_norm_epsilon")
     n_head, n_head_kv, head = heads(c)
@@ -373,8 +328,7 @@ def command_r(c: Config) -> ShapeHeader:
     h.key("context_length", c.count("model_max_length", "max_position_embeddings"))
     rope(c, h, head)
     ends(c, h, tied=is_tied(c, True))
-    for i in range(layers(c)):
-        b = f"blk.{i}"
+    for b in blocks(layers(c)):
         norms(h, b, c.count("hidden_size"), "attn_norm")
         attention(c, h, b)
         if c.flag("use_qk_norm", False):
@@ -386,14 +340,9 @@ def command_r(c: Config) -> ShapeHeader:
 
 def cohere2(c: Config) -> ShapeHeader:
     """Command R7B and Command A: three layers of four have a sliding window."""
-    c.must_be("hidden_act", "silu")
-    c.must_be("attention_bias", False)
-    c.must_be("use_qk_norm", False)
-    c.must_be("use_parallel_block", True)
-    c.must_be("use_parallel_embedding", True)
-    c.must_be("use_gated_activation", True)
-    c.must_be("use_embedding_sharing", True)
-    c.must_be("sliding_window_pattern", 4)
+    c.must_be(hidden_act="silu", attention_bias=False, use_qk_norm=False, use_parallel_block=True)
+    c.must_be(use_parallel_embedding=True, use_gated_activation=True, use_embedding_sharing=True)
+    c.must_be(sliding_window_pattern=4)
     kinds = every(c, "layer_types", layers(c), (SLIDING, FULL))
     if kinds is not None and kinds != [FULL if i % 4 == 3 else SLIDING for i in range(layers(c))]:
         raise c.unknown("layer_types in another order than three with a window and one without")
@@ -408,38 +357,23 @@ def cohere2(c: Config) -> ShapeHeader:
         rope__scaling__type="none",
     )
     rope(c, h, size)
-    ends(c, h, tied=is_tied(c, True))
-    for i in range(layers(c)):
-        b = f"blk.{i}"
-        norms(h, b, c.count("hidden_size"), "attn_norm")
-        attention(c, h, b)
-        feed_forward(c, h, b)
-    return h
+    return stack(c, h, "attn_norm", tied=is_tied(c, True))
 
 
 def nemotron(c: Config) -> ShapeHeader:
     """Nemotron 4 and Minitron."""
-    c.must_be("hidden_act", "relu2")
-    c.must_be("attention_bias", False)
-    c.must_be("mlp_bias", False)
-    c.must_be("kv_channels", heads(c)[2])
+    c.must_be(hidden_act="relu2", attention_bias=False, mlp_bias=False, kv_channels=heads(c)[2])
     h = begin(c, "nemotron")
     dimensions(c, h, eps="layer_norm_epsilon")
     size = rotary(c, heads(c)[2], c.number("rope_percent", default=0.5))
     h.keys(rope__dimension_count=size, rope__scaling__type="none")
     rope(c, h, size)
-    ends(c, h, tied=is_tied(c, False), norm_bias=True)
-    for i in range(layers(c)):
-        b = f"blk.{i}"
-        norms(h, b, c.count("hidden_size"), "attn_norm", "ffn_norm", bias=True)
-        attention(c, h, b)
-        feed_forward(c, h, b, gated=False)
-    return h
+    return stack(c, h, "attn_norm", "ffn_norm", tied=is_tied(c, False), norm_bias=True, gated=False)
 
 
 def mixtral(c: Config) -> ShapeHeader:
     """Mixtral, with Llama's attention."""
-    c.must_be("hidden_act", "silu")
+    c.must_be(hidden_act="silu")
     c.value("sliding_window")
     h = begin(c, "llama")
     dimensions(c, h)
@@ -448,8 +382,7 @@ def mixtral(c: Config) -> ShapeHeader:
     rope(c, h, head)
     n_expert, n_ff = routed(c, h)
     ends(c, h, tied=is_tied(c, False))
-    for i in range(layers(c)):
-        b = f"blk.{i}"
+    for b in blocks(layers(c)):
         norms(h, b, c.count("hidden_size"), "attn_norm", "ffn_norm")
         attention(c, h, b)
         experts(c, h, b, n_expert, n_ff)

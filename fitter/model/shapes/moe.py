@@ -6,6 +6,7 @@ from fitter.model.shapes.common import (
     ShapeHeader,
     attention,
     begin,
+    blocks,
     dimensions,
     ends,
     every,
@@ -19,23 +20,13 @@ from fitter.model.shapes.common import (
     rope,
     rotary,
     routed,
+    start,
 )
 from fitter.model.shapes.config import Config
 from fitter.model.shapes.llama import FULL, SLIDING, scales, seeing
 
 SOFTMAX, SIGMOID = 1, 2
 """Numbers of llama.cpp's for how a router weighs experts."""
-
-
-def _start(c: Config, architecture: str, *, turned: float = 1.0, key: bool = True) -> ShapeHeader:
-    c.must_be("hidden_act", "silu")
-    h = begin(c, architecture)
-    dimensions(c, h)
-    size = rotary(c, heads(c)[2], turned)
-    if key:
-        h.key("rope.dimension_count", size)
-    rope(c, h, size)
-    return h
 
 
 def qwen2moe(c: Config) -> ShapeHeader:
@@ -45,32 +36,29 @@ def qwen2moe(c: Config) -> ShapeHeader:
 
 def qwen3moe(c: Config) -> ShapeHeader:
     """Qwen3 with experts."""
-    c.must_be("attention_bias", False)
+    c.must_be(attention_bias=False)
     return _qwen(c, "qwen3moe", bias=False)
 
 
 def qwen3vlmoe(c: Config) -> ShapeHeader:
     """The text part of Qwen3-VL with experts, whose first layers also take features of images."""
-    c.must_be("attention_bias", False)
+    c.must_be(attention_bias=False)
     return seeing(c, _qwen(c, "qwen3vlmoe", bias=False))
 
 
 def _qwen(c: Config, architecture: str, *, bias: bool) -> ShapeHeader:
-    c.must_be("decoder_sparse_step", 1)
-    c.must_be("mlp_only_layers", [])
-    c.must_be("qkv_bias", bias)
+    c.must_be(decoder_sparse_step=1, mlp_only_layers=[], qkv_bias=bias)
     c.value("sliding_window", "max_window_layers", "norm_topk_prob", "use_qk_norm", "shared_expert_intermediate_size")
     if c.flag("use_sliding_window", False):
         raise c.unknown("use_sliding_window true")
     every(c, "layer_types", layers(c), (FULL,))
-    h = _start(c, architecture, key=False)
+    h = start(c, architecture, writes_turned=False)
     n_expert, n_ff = routed(c, h)
     n_embd = c.count("hidden_size")
     shared = c.count("shared_expert_intermediate_size", default=0, least=0) if bias else 0
     h.key("expert_shared_feed_forward_length", shared or None)
     ends(c, h, tied=is_tied(c, False))
-    for i in range(layers(c)):
-        b = f"blk.{i}"
+    for b in blocks(layers(c)):
         norms(h, b, n_embd, "attn_norm", "ffn_norm")
         attention(c, h, b, qkv_bias=bias, head_norm=not bias)
         experts(c, h, b, n_expert, n_ff)
@@ -82,15 +70,13 @@ def _qwen(c: Config, architecture: str, *, bias: bool) -> ShapeHeader:
 
 def olmoe(c: Config) -> ShapeHeader:
     """OLMoE, with norms of queries and keys over all heads."""
-    c.must_be("attention_bias", False)
-    c.must_be("clip_qkv")
+    c.must_be(attention_bias=False, clip_qkv=())
     c.value("norm_topk_prob")
-    h = _start(c, "olmoe", key=False)
+    h = start(c, "olmoe", writes_turned=False)
     n_expert, n_ff = routed(c, h)
     n_head, n_head_kv, head = heads(c)
     ends(c, h, tied=is_tied(c, False))
-    for i in range(layers(c)):
-        b = f"blk.{i}"
+    for b in blocks(layers(c)):
         norms(h, b, c.count("hidden_size"), "attn_norm", "ffn_norm")
         attention(c, h, b)
         h.weight(f"{b}.attn_q_norm", n_head * head)
@@ -101,26 +87,22 @@ def olmoe(c: Config) -> ShapeHeader:
 
 def minimax_m2(c: Config) -> ShapeHeader:
     """MiniMax-M2, with norms of queries and keys over all heads."""
-    c.must_be("scoring_func", "sigmoid")
+    c.must_be(scoring_func="sigmoid")
     c.value("use_mtp", "mtp_transformer_layers", "num_mtp_modules")
-    c.must_be("use_qk_norm", True)
-    c.must_be("qk_norm_type", "per_layer")
-    c.must_be("use_routing_bias", True)
-    c.must_be("shared_intermediate_size", 0)
+    c.must_be(use_qk_norm=True, qk_norm_type="per_layer", use_routing_bias=True, shared_intermediate_size=0)
     c.value("shared_moe_mode", "mlp_intermediate_size")
     n_head, n_head_kv, head = heads(c)
     if any(each != 1 for each in c.numbers("attn_type_list") or ()):
         raise c.unknown("an attn_type_list with other attention")
     h = begin(c, "minimax-m2")
-    c.must_be("hidden_act", "silu")
+    c.must_be(hidden_act="silu")
     dimensions(c, h)
     size = c.count("rotary_dim", default=rotary(c, head))
     h.keys(rope__dimension_count=size, expert_gating_func=SIGMOID)
     rope(c, h, size)
     n_expert, n_ff = routed(c, h)
     ends(c, h, tied=is_tied(c, False))
-    for i in range(layers(c)):
-        b = f"blk.{i}"
+    for b in blocks(layers(c)):
         norms(h, b, c.count("hidden_size"), "attn_norm", "ffn_norm")
         attention(c, h, b)
         h.weight(f"{b}.attn_q_norm", n_head * head)
@@ -131,13 +113,8 @@ def minimax_m2(c: Config) -> ShapeHeader:
 
 def minimax_m3(c: Config) -> ShapeHeader:
     """MiniMax-M3, whose attention reads the blocks that an indexer chooses; the first layers are dense."""
-    c.must_be("hidden_act", "swigluoai")
-    c.must_be("scoring_func", "sigmoid")
-    c.must_be("use_qk_norm", True)
-    c.must_be("qk_norm_type", "per_head")
-    c.must_be("use_routing_bias", True)
-    c.must_be("use_gemma_norm", True)
-    c.must_be("attention_output_gate", False)
+    c.must_be(hidden_act="swigluoai", scoring_func="sigmoid", use_qk_norm=True, qk_norm_type="per_head")
+    c.must_be(use_routing_bias=True, use_gemma_norm=True, attention_output_gate=False)
     # the converter has no layers for multi-token prediction
     c.value("num_mtp_modules", "num_nextn_predict_layers", "use_mtp", "swiglu_alpha", "swiglu_limit")
     n_layer, n_embd = layers(c), c.count("hidden_size")
@@ -147,7 +124,7 @@ def minimax_m3(c: Config) -> ShapeHeader:
     n_dense, part = sparse.count(False), c.part("sparse_attention_config")
     if part is None or [each != 0 for each in part.counts("sparse_attention_freq", n_layer)] != sparse:
         raise c.unknown("layers with experts and without sparse attention")
-    part.must_be("use_sparse_attention", True)
+    part.must_be(use_sparse_attention=True)
     part.value("sparse_disable_index_value", "sparse_score_type", "sparse_init_block")
     h = begin(c, "minimax-m3")
     dimensions(c, h)
@@ -156,7 +133,7 @@ def minimax_m3(c: Config) -> ShapeHeader:
     rope(c, h, size)
     n_expert, n_ff = routed(c, h)
     n_shared = c.count("n_shared_experts")
-    c.must_be("shared_intermediate_size", n_shared * n_ff)
+    c.must_be(shared_intermediate_size=n_shared * n_ff)
     h.keys(
         feed_forward_length=c.count("dense_intermediate_size"),
         rope__dimension_count=size,
@@ -189,8 +166,7 @@ def minimax_m3(c: Config) -> ShapeHeader:
 
 def gpt_oss(c: Config) -> ShapeHeader:
     """gpt-oss, whose experts are published and kept in MXFP4; every other layer has a sliding window."""
-    c.must_be("hidden_act", "silu")
-    c.must_be("attention_bias", True)
+    c.must_be(hidden_act="silu", attention_bias=True)
     c.value("swiglu_limit", "swiglu_alpha", "experts_per_token", "initial_context_length")
     n_layer = layers(c)
     kinds = every(c, "layer_types", n_layer, (SLIDING, FULL))
@@ -208,8 +184,7 @@ def gpt_oss(c: Config) -> ShapeHeader:
         raise c.error("has experts in MXFP4 whose rows are no multiple of 32: give the dimensions of a real model")
     kind = "mxfp4" if is_packed else None
     ends(c, h, tied=is_tied(c, False))
-    for i in range(n_layer):
-        b = f"blk.{i}"
+    for b in blocks(n_layer):
         norms(h, b, n_embd, "attn_norm", "post_attention_norm")
         attention(c, h, b, qkv_bias=True, out_bias=True)
         h.weight(f"{b}.attn_sinks", n_head)
@@ -228,9 +203,7 @@ def _is_mxfp4(c: Config) -> bool:
 
 def llama4(c: Config) -> ShapeHeader:
     """Llama 4: experts with a shared one, in every layer or in every other one."""
-    c.must_be("hidden_act", "silu")
-    c.must_be("attention_bias", False)
-    c.must_be("attention_chunk_size", 8192)
+    c.must_be(hidden_act="silu", attention_bias=False, attention_chunk_size=8192)
     c.value(
         "attn_scale",
         "attn_temperature_tuning",
@@ -241,7 +214,7 @@ def llama4(c: Config) -> ShapeHeader:
     )
     n_layer, step = layers(c), c.count("interleave_moe_layer_step")
     every(c, "layer_types", n_layer, ("chunked_attention", FULL))
-    c.must_be("moe_layers", list(range(step - 1, n_layer, step)))
+    c.must_be(moe_layers=list(range(step - 1, n_layer, step)))
     if (no_rope := c.value("no_rope_layers")) and no_rope != [int(i % 4 != 3) for i in range(n_layer)]:
         raise c.unknown("no_rope_layers in another order than every fourth")
     h = begin(c, "llama4")
@@ -273,8 +246,8 @@ def llama4(c: Config) -> ShapeHeader:
 
 def glm4moe(c: Config) -> ShapeHeader:
     """GLM-4.5 to 4.7: the first layers are dense, and layers for multi-token prediction follow the last."""
-    c.must_be("use_qk_norm", True, False)
-    h = _start(c, "glm4moe", turned=0.5)
+    c.must_be(use_qk_norm=(True, False))
+    h = start(c, "glm4moe", turned=0.5)
     n_expert, n_ff = routed(c, h)
     n_embd, n_vocab, n_layer = c.count("hidden_size"), c.count("vocab_size"), layers(c)
     n_dense, n_next = c.count("first_k_dense_replace", least=0), following(c)
@@ -318,24 +291,21 @@ def predictor(h: ShapeHeader, b: str, n_embd: int, n_vocab: int = 0) -> None:
 
 def ernie_moe(c: Config) -> ShapeHeader:
     """ERNIE 4.5 with experts."""
-    c.must_be("use_bias", False)
-    c.must_be("moe_layer_interval", 1)
-    c.must_be("use_rmsnorm", True)
-    c.must_be("moe_use_aux_free", True)
+    c.must_be(use_bias=False, moe_layer_interval=1, use_rmsnorm=True, moe_use_aux_free=True)
     # the converter drops layers for multi-token prediction
     c.value("moe_capacity", "moe_gate", "num_nextn_predict_layers")
     n_layer = layers(c)
-    start, end = c.count("moe_layer_start_index", least=0), c.value("moe_layer_end_index")
-    if end not in (None, -1, n_layer - 1):
+    n_dense, last = c.count("moe_layer_start_index", least=0), c.value("moe_layer_end_index")
+    if last not in (None, -1, n_layer - 1):
         raise c.unknown("a moe_layer_end_index before the last layer")
-    h = _start(c, "ernie4_5-moe", key=False)
+    h = start(c, "ernie4_5-moe", writes_turned=False)
     n_expert, n_ff = c.count("moe_num_experts", most=1024), c.count("moe_intermediate_size")
     n_shared = c.count("moe_num_shared_experts", default=0, least=0)
     h.keys(
         expert_count=n_expert,
         expert_used_count=c.count("moe_k", most=n_expert),
         interleave_moe_layer_step=1,
-        leading_dense_block_count=start,
+        leading_dense_block_count=n_dense,
         expert_feed_forward_length=n_ff,
         expert_shared_count=n_shared,
     )
@@ -346,7 +316,7 @@ def ernie_moe(c: Config) -> ShapeHeader:
         b = f"blk.{i}"
         norms(h, b, c.count("hidden_size"), "attn_norm", "ffn_norm")
         attention(c, h, b)
-        if i < start:
+        if i < n_dense:
             feed_forward(c, h, b)
             continue
         experts(c, h, b, n_expert, n_ff, probability_bias=True)
@@ -357,15 +327,14 @@ def ernie_moe(c: Config) -> ShapeHeader:
 
 def granite_moe(c: Config) -> ShapeHeader:
     """Granite 3 with experts."""
-    c.must_be("attention_bias", False)
-    h = _start(c, "granitemoe")
+    c.must_be(attention_bias=False)
+    h = start(c, "granitemoe")
     scales(c, h)
     n_expert, n_ff = routed(c, h)
     shared = c.count("shared_intermediate_size", default=0, least=0)
     h.key("expert_shared_feed_forward_length", shared or None)
     ends(c, h, tied=is_tied(c, False))
-    for i in range(layers(c)):
-        b = f"blk.{i}"
+    for b in blocks(layers(c)):
         norms(h, b, c.count("hidden_size"), "attn_norm", "ffn_norm")
         attention(c, h, b)
         experts(c, h, b, n_expert, n_ff)

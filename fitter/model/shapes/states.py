@@ -38,11 +38,8 @@ def mamba2_layer(
 
 def jamba(c: Config) -> ShapeHeader:
     """Jamba."""
-    c.must_be("hidden_act", "silu")
-    c.must_be("mamba_proj_bias", False)
-    c.must_be("mamba_conv_bias", True)
-    c.must_be("mamba_inner_layernorms", True)
-    c.must_be("sliding_window")
+    c.must_be(hidden_act="silu", mamba_proj_bias=False, mamba_conv_bias=True, mamba_inner_layernorms=True)
+    c.must_be(sliding_window=())
     c.value("use_mamba_kernels", "num_logits_to_keep", "calc_logits_for_entire_prompt", "n_ctx")
     n_layer, n_embd, n_ff = layers(c), c.count("hidden_size"), c.count("intermediate_size")
     at, period = c.count("attn_layer_offset", least=0), c.count("attn_layer_period")
@@ -111,9 +108,7 @@ def _stateful(c: Config, h: ShapeHeader, inner: int, state: int, conv: int, rank
 
 def mamba(c: Config) -> ShapeHeader:
     """Mamba, and Falcon Mamba."""
-    c.must_be("hidden_act", "silu")
-    c.must_be("use_bias", False)
-    c.must_be("use_conv_bias", True)
+    c.must_be(hidden_act="silu", use_bias=False, use_conv_bias=True)
     _training(c)
     n_embd, state = c.count("hidden_size", "d_model"), c.count("state_size", "d_state", default=16)
     conv, inner = (
@@ -137,15 +132,13 @@ def mamba(c: Config) -> ShapeHeader:
 
 def mamba2(c: Config) -> ShapeHeader:
     """Mamba-2, such as Codestral Mamba."""
-    c.must_be("hidden_act", "silu")
-    c.must_be("use_bias", False)
-    c.must_be("use_conv_bias", True)
+    c.must_be(hidden_act="silu", use_bias=False, use_conv_bias=True)
     _training(c)
     c.value("chunk_size", "norm_before_gate", "rms_norm", "time_step_limit")
     n_embd, state = c.count("hidden_size", "d_model"), c.count("state_size", "d_state", default=128)
     conv, inner = c.count("conv_kernel", "d_conv", default=4), c.count("expand", default=2) * n_embd
     n_head, n_group = inner // c.count("head_dim", default=64), c.count("n_groups", default=1)
-    c.must_be("intermediate_size", inner)
+    c.must_be(intermediate_size=inner)
     c.value("num_heads")
     h = begin(c, "mamba2")
     _stateful(c, h, inner, state, conv, n_head)

@@ -6,6 +6,7 @@ from fitter.model.shapes.common import (
     ShapeHeader,
     attention,
     begin,
+    blocks,
     dimensions,
     ends,
     every,
@@ -15,11 +16,11 @@ from fitter.model.shapes.common import (
     is_tied,
     layers,
     norms,
-    rope,
     rope_part,
     rope_type,
-    rotary,
     sections,
+    stack,
+    start,
 )
 from fitter.model.shapes.config import MOST_EXPERTS, Config
 from fitter.model.shapes.llama import FULL, SLIDING, dense, qwen2, renamed
@@ -30,43 +31,19 @@ _HUNYUAN_CONTEXT = 256 << 10
 
 def arcee(c: Config) -> ShapeHeader:
     """Arcee's AFM, whose feed-forward network has no gate."""
-    c.must_be("hidden_act", "relu2")
-    c.must_be("attention_bias", False)
-    c.must_be("mlp_bias", False)
-    return _without_gate(c, _dense_header(c, "arcee"), head_norm=False)
+    c.must_be(attention_bias=False, mlp_bias=False)
+    h = start(c, "arcee", act="relu2")
+    return stack(c, h, "attn_norm", "ffn_norm", tied=is_tied(c, False), gated=False)
 
 
 def apertus(c: Config) -> ShapeHeader:
     """Apertus, whose feed-forward network has no gate, but an activation with four numbers for each layer."""
-    c.must_be("hidden_act", "xielu")
-    c.must_be("attention_bias", False)
-    c.must_be("mlp_bias", False)
-    c.must_be("post_norm", False)
-    c.must_be("qk_norm", True)
-    h = _dense_header(c, "apertus")
+    c.must_be(attention_bias=False, mlp_bias=False, post_norm=False, qk_norm=True)
+    h = start(c, "apertus", act="xielu")
     # the numbers are in the weights; only their count matters here
     for name in ("alpha_n", "alpha_p", "beta", "eps"):
         h.metadata[f"xielu.{name}"] = [0.5] * layers(c)
-    return _without_gate(c, h, head_norm=True)
-
-
-def _dense_header(c: Config, architecture: str) -> ShapeHeader:
-    h = begin(c, architecture)
-    dimensions(c, h)
-    size = rotary(c, heads(c)[2])
-    h.key("rope.dimension_count", size)
-    rope(c, h, size)
-    return h
-
-
-def _without_gate(c: Config, h: ShapeHeader, *, head_norm: bool) -> ShapeHeader:
-    ends(c, h, tied=is_tied(c, False))
-    for i in range(layers(c)):
-        b = f"blk.{i}"
-        norms(h, b, c.count("hidden_size"), "attn_norm", "ffn_norm")
-        attention(c, h, b, head_norm=head_norm)
-        feed_forward(c, h, b, gated=False)
-    return h
+    return stack(c, h, "attn_norm", "ffn_norm", tied=is_tied(c, False), head_norm=True, gated=False)
 
 
 def qwen2vl(c: Config) -> ShapeHeader:
@@ -90,10 +67,10 @@ def hunyuan(c: Config) -> ShapeHeader:
 
 def hunyuan_moe(c: Config) -> ShapeHeader:
     """Hunyuan with experts, such as A13B."""
-    c.must_be("hidden_act", "silu")
-    for name in ("attention_bias", "mlp_bias", "use_mla", "moe_layer_num_skipped", "position_embedding_xdrope"):
-        c.must_be(name, False)
-    c.must_be("use_mixed_mlp_moe", True)
+    c.must_be(hidden_act="silu")
+    c.must_be(attention_bias=False, mlp_bias=False, use_mla=False, moe_layer_num_skipped=False)
+    c.must_be(position_embedding_xdrope=False)
+    c.must_be(use_mixed_mlp_moe=True)
     c.value("group_limited_greedy", "moe_drop_tokens", "moe_random_routing_dropped_token", "norm_topk_prob")
     c.value("num_media_embeds", "routed_scaling_factor")
     head = _check_hunyuan(c)
@@ -106,7 +83,7 @@ def hunyuan_moe(c: Config) -> ShapeHeader:
     if n_shared != 1 or n_used > n_expert:
         raise c.unknown(f"{n_shared} shared experts and {n_used} used ones of {n_expert}")
     c, stretched = _stretched(c, head, 1000.0)
-    h = _dense_header(c, "hunyuan-moe")
+    h = start(c, "hunyuan-moe")
     h.keys(
         expert_count=n_expert,
         expert_used_count=n_used,
@@ -116,8 +93,7 @@ def hunyuan_moe(c: Config) -> ShapeHeader:
         **stretched,
     )
     ends(c, h, tied=is_tied(c, False))
-    for i in range(layers(c)):
-        b = f"blk.{i}"
+    for b in blocks(layers(c)):
         norms(h, b, n_embd, "attn_norm", "ffn_norm")
         attention(c, h, b, head_norm=True)
         experts(c, h, b, n_expert, n_ff)
@@ -136,13 +112,8 @@ def _equal_number(c: Config, name: str) -> int:
 def _check_hunyuan(c: Config) -> int:
     """Raise ``ModelError`` for features that no published Hunyuan has; return the size of a head."""
     head = heads(c)[2]
-    c.must_be("use_qk_norm", True)
-    c.must_be("use_cla", False)
-    c.must_be("norm_type", "rms")
-    c.must_be("attention_head_dim", head)
-    c.must_be("org_vocab_size", c.count("vocab_size"))
-    c.must_be("use_rotary_pos_emb", True)
-    c.must_be("add_classification_head", False)
+    c.must_be(use_qk_norm=True, use_cla=False, norm_type="rms", attention_head_dim=head)
+    c.must_be(org_vocab_size=c.count("vocab_size"), use_rotary_pos_emb=True, add_classification_head=False)
     c.value("cla_share_factor")
     if head < 4:
         raise c.error(f"has a head_dim of {head}: give the dimensions of a real model")
@@ -207,8 +178,7 @@ def roberta_rank(c: Config) -> ShapeHeader:
 
 
 def _bert(c: Config, n_ctx: int) -> ShapeHeader:
-    c.must_be("hidden_act", "gelu")
-    c.must_be("position_embedding_type", "absolute")
+    c.must_be(hidden_act="gelu", position_embedding_type="absolute")
     c.value("gradient_checkpointing", "hidden_dropout_prob", "attention_probs_dropout_prob", "add_pooling_layer")
     c.value("output_past", "tie_word_embeddings", "pad_token_id")
     n_embd, n_vocab = c.count("hidden_size"), c.count("vocab_size")
@@ -221,8 +191,7 @@ def _bert(c: Config, n_ctx: int) -> ShapeHeader:
     h.weight("position_embd", n_embd, n_ctx)
     h.weight("token_embd_norm", n_embd)
     h.bias("token_embd_norm", n_embd)
-    for i in range(layers(c)):
-        b = f"blk.{i}"
+    for b in blocks(layers(c)):
         attention(c, h, b, qkv_bias=True, out_bias=True)
         feed_forward(c, h, b, bias=True, gated=False)
         norms(h, b, n_embd, "attn_output_norm", "layer_output_norm", bias=True)
@@ -231,22 +200,11 @@ def _bert(c: Config, n_ctx: int) -> ShapeHeader:
 
 def nomic_bert(c: Config) -> ShapeHeader:
     """nomic-embed-text; 1 and 1.5 were trained with 2048 tokens."""
-    c.must_be("activation_function", "swiglu")
-    c.must_be("moe_every_n_layers")
+    c.must_be(activation_function="swiglu", moe_every_n_layers=())
     c.value("pad_vocab_size_multiple", "rotary_scaling_factor")
-    for name in (
-        "use_rms_norm",
-        "parallel_block",
-        "causal",
-        "qkv_proj_bias",
-        "mlp_fc1_bias",
-        "mlp_fc2_bias",
-        "prenorm",
-        "rotary_emb_interleaved",
-    ):
-        c.must_be(name, False)
-    c.must_be("rotary_emb_fraction", 1, 1.0)
-    c.must_be("rotary_emb_scale_base")
+    c.must_be(use_rms_norm=False, parallel_block=False, causal=False, qkv_proj_bias=False, mlp_fc1_bias=False)
+    c.must_be(mlp_fc2_bias=False, prenorm=False, rotary_emb_interleaved=False)
+    c.must_be(rotary_emb_fraction=1, rotary_emb_scale_base=())
     if (c.count("n_positions"), c.count("max_trained_positions", default=2048)) != (8192, 2048):
         raise c.unknown("another n_positions than 8192, trained with 2048")
     n_embd, n_ff = c.count("n_embd"), c.count("n_inner")
@@ -269,8 +227,7 @@ def nomic_bert(c: Config) -> ShapeHeader:
     h.weight("token_types", n_embd, n_types)
     h.weight("token_embd_norm", n_embd)
     h.bias("token_embd_norm", n_embd)
-    for i in range(layers(c)):
-        b = f"blk.{i}"
+    for b in blocks(layers(c)):
         attention(c, h, b, fused=True, sizes=(n_head, n_head, n_embd // n_head))
         feed_forward(c, h, b, n_ff)
         norms(h, b, n_embd, "attn_output_norm", "layer_output_norm", bias=True)
@@ -279,9 +236,7 @@ def nomic_bert(c: Config) -> ShapeHeader:
 
 def modern_bert(c: Config) -> ShapeHeader:
     """ModernBERT: two layers of three have a window."""
-    c.must_be("hidden_activation", "gelu", "silu")
-    for name in ("attention_bias", "mlp_bias", "norm_bias"):
-        c.must_be(name, False)
+    c.must_be(hidden_activation=("gelu", "silu"), attention_bias=False, mlp_bias=False, norm_bias=False)
     c.value("classifier_pooling", "classifier_activation", "decoder_bias", "sparse_prediction", "reference_compile")
     # its positions are rope's, although the file says otherwise
     c.value("tie_word_embeddings", "position_embedding_type", "deterministic_flash_attn", "gradient_checkpointing")
@@ -294,7 +249,7 @@ def modern_bert(c: Config) -> ShapeHeader:
     full, window = (part.part(FULL), part.part(SLIDING)) if part is not None else (None, None)
     for each in (full, window):
         if each is not None:
-            each.must_be("rope_type", "default")
+            each.must_be(rope_type="default")
     h = begin(c, "modern-bert")
     dimensions(c, h)
     h.key("attention.layer_norm_epsilon", c.number("norm_eps", "layer_norm_eps", default=1e-5))
