@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import fnmatch
 import glob
+import itertools
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -265,7 +267,7 @@ def select(cases: Iterable[Case], expression: str) -> tuple[Case, ...]:
 
     Words may be combined with ``and``, ``or``, ``not`` and parentheses. Raises ``UsageError``.
     """
-    accepts = _Expression(expression).parse()
+    accepts = _parsed(expression)
     return tuple(case for case in cases if accepts(case.name.lower()))
 
 
@@ -464,70 +466,39 @@ _LIMITS: Mapping[str, Callable[[Any, str], Any]] = {"max_growth": _growth, "max_
 # --- -k
 
 
+_OPERATORS = ("and", "or", "not", "(", ")")
+_OF_EXPRESSIONS = (ast.Expression, ast.BoolOp, ast.boolop, ast.UnaryOp, ast.Not, ast.Constant)
 _DEEPEST = 50
 """More parentheses inside one another than anybody writes."""
 _LONGEST = 60
 """Characters of an expression that a message shows."""
 
 
-class _Expression:
-    """The expression of ``-k``: ``or`` of ``and`` of words, each with or without ``not``."""
+def _parsed(text: str) -> Callable[[str], bool]:
+    """Parse an expression of words, with the ``and``, ``or``, ``not`` and parentheses of Python."""
+    parts = re.findall(r"[()]|[^\s()]+", text)
+    shown = printable(text, _LONGEST)
+    depths = itertools.accumulate((part == "(") - (part == ")") for part in parts)
+    if max(depths, default=0) > _DEEPEST:
+        raise UsageError(f"-k '{shown}' has more than {_DEEPEST} parentheses inside one another: leave some out")
+    words = [part.lower() for part in parts if part not in _OPERATORS]
+    numbers = itertools.count()
+    try:
+        tree = ast.parse(" ".join(part if part in _OPERATORS else str(next(numbers)) for part in parts), mode="eval")
+        if not all(isinstance(each, _OF_EXPRESSIONS) for each in ast.walk(tree)):
+            raise SyntaxError
+        for has in (False, True):
+            _accepts(tree.body, [has] * len(words))
+    except (SyntaxError, RecursionError, MemoryError):
+        raise UsageError(
+            f"-k {shown!r} is not an expression: combine words with and, or, not, such as 'a or not b'"
+        ) from None
+    return lambda name: _accepts(tree.body, [word in name for word in words])
 
-    def __init__(self, text: str) -> None:
-        self._text = printable(text, _LONGEST)
-        self._words = re.findall(r"[()]|[^\s()]+", text)[::-1]
-        self._depth = 0
 
-    def parse(self) -> Callable[[str], bool]:
-        accepts = self._any()
-        if self._words:
-            raise self._error()
-        return accepts
-
-    def _any(self) -> Callable[[str], bool]:
-        terms = [self._all()]
-        while self._take("or"):
-            terms.append(self._all())
-        return lambda name: any(accepts(name) for accepts in terms)
-
-    def _all(self) -> Callable[[str], bool]:
-        terms = [self._one()]
-        while self._take("and"):
-            terms.append(self._one())
-        return lambda name: all(accepts(name) for accepts in terms)
-
-    def _one(self) -> Callable[[str], bool]:
-        is_wanted = True
-        while self._take("not"):
-            is_wanted = not is_wanted
-        accepts = self._in_parentheses() if self._take("(") else self._word()
-        return lambda name: accepts(name) is is_wanted
-
-    def _in_parentheses(self) -> Callable[[str], bool]:
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            raise UsageError(
-                f"-k '{self._text}' has more than {_DEEPEST} parentheses inside one another: leave some out"
-            )
-        accepts = self._any()
-        self._depth -= 1
-        if not self._take(")"):
-            raise self._error()
-        return accepts
-
-    def _word(self) -> Callable[[str], bool]:
-        if not self._words or self._words[-1] in ("and", "or", ")"):
-            raise self._error()
-        word = self._words.pop().lower()
-        return lambda name: word in name
-
-    def _take(self, word: str) -> bool:
-        if self._words and self._words[-1] == word:
-            self._words.pop()
-            return True
-        return False
-
-    def _error(self) -> UsageError:
-        return UsageError(
-            f"-k {self._text!r} is not an expression: combine words with and, or, not, such as 'a or not b'"
-        )
+def _accepts(tree: ast.expr, has: Sequence[bool]) -> bool:
+    """Evaluate an expression of numbers of words; ``has`` says which words there are."""
+    if isinstance(tree, ast.BoolOp):
+        terms = (_accepts(term, has) for term in tree.values)
+        return all(terms) if isinstance(tree.op, ast.And) else any(terms)
+    return not _accepts(tree.operand, has) if isinstance(tree, ast.UnaryOp) else has[ast.literal_eval(tree)]
