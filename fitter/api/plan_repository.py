@@ -139,21 +139,9 @@ def _plan_all(
     *,
     are_own: bool,
 ) -> list[RepositoryFile]:
-    """Fetch the headers of models in threads, and plan each model when its header has arrived.
+    """Fetch the headers of models in threads, and plan each model by ``fit(**told)`` when its header has arrived.
 
-    Args:
-        chosen: The models.
-        told: Keywords of ``fit``, without a worker.
-        timeout: Seconds for each header.
-        say: Called at each step.
-        workers: Workers that plan at the same time.
-        are_own: Whether the workers may be ended after an error.
-
-    Returns:
-        Each model with its plan or its problem.
-
-    Raises:
-        FitterError: The first model's, where no model has a plan.
+    Own workers are ended after an error. Raises the first model's error where no model has a plan.
     """
     count = len(chosen)
     say(Progress(0, f"reading the headers of {count} models", 0.0))

@@ -195,15 +195,7 @@ def _with_reserved(rows: Sequence[Row], real: Sequence[Row]) -> tuple[Row, ...]:
 def _load_dummy(
     library: native.Library, file: str, name: str, params: Params, devices: Registry
 ) -> tuple[Any, list[object]]:
-    """Load a model with ``no_alloc``; return it, and the memory that its parameters point to.
-
-    Args:
-        library: The native libraries.
-        file: The file.
-        name: Its name for errors.
-        params: Parameters of the load.
-        devices: The devices.
-    """
+    """Load a model with ``no_alloc``; return it, and the memory that its parameters point to."""
     check_split_mode(library, params)
     llama = library.llama
     model_params = llama.llama_model_default_params()

@@ -35,14 +35,9 @@ def _table_of(
     spare: Sequence[str],
     is_folded: bool = False,
 ) -> NarrowTable:
-    """Make a table with a row for each plan.
+    """Make a table with a row for each plan: its cells, its notes, and whether it is the best.
 
-    Args:
-        name: Header of the first column.
-        rows: For each plan its cells, its notes, and whether it is the best.
-        rates: Headers of speeds.
-        spare: Headers of columns that may be hidden.
-        is_folded: Whether the first column is folded, or its names become headings.
+    ``spare`` columns may be hidden. The first column is folded, or its names become headings.
     """
     table = NarrowTable(spare=spare, headings=int(is_folded))
     table.add_column(name, overflow="fold" if is_folded else "ellipsis", no_wrap=not is_folded)
@@ -71,13 +66,9 @@ def _shown(*parts: RenderableType, lines: Iterator[str]) -> RenderableType:
 
 
 def _lines_below(found: Sequence[Planned], notes: Iterable[str], why: str, word: str = "") -> Iterator[str]:
-    """Write the lines below a table: why rows have no plan, and which one is the best.
+    """Write the lines below a table: why rows have no plan, and ``why`` one is the best.
 
-    Args:
-        found: The rows.
-        notes: Lines of the table's own.
-        why: Why the best one is; empty if there is none.
-        word: Stands before the name of the smallest one, of which the last line says what it lacks, if none fits.
+    If none fits, the last line says what the smallest one lacks, whose name ``word`` stands before.
     """
     # added to the names, since a text that is put into another loses its remedies
     yield from (f"{printable(each.name)}: " + printable(each.problem) for each in found if each.problem)
