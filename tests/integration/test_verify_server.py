@@ -28,7 +28,7 @@ from fitter.errors import LibraryError, LlamaCppCrashError, LlamaCppError, PlanE
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.verified import LaterUse, Verification
 from fitter.planning.request.request import Progress
-from fitter.programs import prompts, running_server
+from fitter.programs import running_server, server_requests
 from tests.support.cases import cases, named_cases
 from tests.support.command import run_fitter
 from tests.support.llama_builds import fetched
@@ -369,7 +369,7 @@ NO_PORT = "print('srv start: couldn\\'t bind HTTP server socket, hostname: 127.0
 def test_a_server_that_fails(
     code: str, message: str, plan_file: Path, fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "SECONDS", SECONDS)
+    monkeypatch.setattr(server_requests, "SECONDS", SECONDS)
     kind = LlamaCppCrashError if message.startswith("ended") else LlamaCppError
     text = re.escape(f"llama-server {message}").replace("PORT", r"\d+")
     with pytest.raises(kind, match=rf"\A[^\n]*{text}\Z") as caught:
@@ -389,7 +389,7 @@ def test_a_server_that_hangs(plan_file: Path, fake: Callable[[str], Path]) -> No
 def test_a_server_that_never_answers(
     plan_file: Path, fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "SECONDS", 1.0)
+    monkeypatch.setattr(server_requests, "SECONDS", 1.0)
     said = "llama-server answered none of 1 prompts: the time for them was over; give it more with more of --prompts$"
     with pytest.raises(LlamaCppError, match=said):
         verify(plan_file, fake(SERVES.replace("ANSWER", "time.sleep(600 * (self.path == '/completion'))")), prompts=1)

@@ -18,9 +18,9 @@ from fitter.planning.plan.verified import LaterUse, MemoryGrowth, MemoryUse, Ser
 from fitter.planning.request.summary import SharedUse
 from fitter.programs.finding import ServerProgram
 from fitter.programs.later import Later
-from fitter.programs.prompts import Fed
 from fitter.programs.running_server import Resident
 from fitter.programs.server_log import Buffer, CachedPrompt, CacheState, Checkpoint, ExpertLookups, Figure, Kind, Said
+from fitter.programs.server_requests import Fed
 from tests.support.cases import cases, named_cases
 from tests.support.plans import GIB, MIB, make_plan
 

@@ -15,10 +15,10 @@ import pytest
 from fitter.errors import LibraryError, LlamaCppCrashError, PlanError, UsageError
 from fitter.llama.processes.supervisor import SupervisedProgram
 from fitter.llama.types import LlamaCpp
-from fitter.programs import prompts, running_server
+from fitter.programs import running_server, server_requests
 from fitter.programs.finding import ServerProgram, check_same_build, find_server
-from fitter.programs.prompts import feed
 from fitter.programs.running_server import Gone, Resident, resident
+from fitter.programs.server_requests import feed
 from tests.support.cases import cases, named_cases
 from tests.support.patience import SECONDS, until, with_more_time
 
@@ -218,7 +218,7 @@ class Server:
         return "no memory"
 
 
-def sent(server: Server, **options: Any) -> prompts.Fed:
+def sent(server: Server, **options: Any) -> server_requests.Fed:
     return feed(server, **{"slots": 4, "room": 512, "n_vocab": 1000, "number": 40, **options})  # type: ignore[arg-type]
 
 
@@ -252,7 +252,7 @@ def test_embeddings_are_only_read() -> None:
 
 def test_a_slow_server_gets_short_prompts_and_then_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def attempt(seconds: float) -> None:
-        monkeypatch.setattr(prompts, "SECONDS", seconds)
+        monkeypatch.setattr(server_requests, "SECONDS", seconds)
         server = Server(5 * seconds)
         fed = sent(server, room=4096, slots=2)
         assert 0 < fed.answered < 40

@@ -28,7 +28,7 @@ from fitter.planning.checked.tuning import Tuning, TuningChange, TuningRun, best
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.speed.cost import Attention, Estimate, Layer, Part, Weights, Work, Workload, price
-from fitter.programs.turn_runs import Load, Taken, Turn
+from fitter.programs.server_requests import Load, Taken, Turn
 from tests.support.cases import named_cases
 
 ROW = Tuned("pc", "build", "model", ("-c", "4096"), 1, (("host: weights", 0.001, 0.02),), 0.002, 0.03, 5.0)

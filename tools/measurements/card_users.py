@@ -25,7 +25,7 @@ from fitter.output.arguments import arguments
 from fitter.planning.plan.plan import Plan
 from fitter.programs.later import ENVIRONMENT
 from fitter.programs.running_server import Running, running
-from fitter.programs.turn_runs import Load, take_turns
+from fitter.programs.server_requests import Load, take_turns
 from tools.comparisons.load_answers import read_table
 from tools.models import shapes
 from tools.models.weights import write_random

@@ -26,8 +26,8 @@ from fitter.errors import LlamaCppError
 from fitter.planning.plan.claims import PodClaim, pod_claim
 from fitter.planning.plan.plan import Plan
 from fitter.programs.later import ENVIRONMENT
-from fitter.programs.prompts import feed
 from fitter.programs.running_server import running
+from fitter.programs.server_requests import feed
 from tools.comparisons import upstream
 from tools.models.tiny import TINY_DENSE, TinyModel, write_tiny
 from tools.models.tiny_kinds import write_hybrid, write_swa

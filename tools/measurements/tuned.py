@@ -22,7 +22,7 @@ from fitter.output.arguments import arguments
 from fitter.parameters.table import Fitting
 from fitter.planning.checked.tuning import TuningChange, TuningRun
 from fitter.programs.running_server import running
-from fitter.programs.turn_runs import Load, take_turns
+from fitter.programs.server_requests import Load, take_turns
 
 USERS = (1, 2, 4, 8)
 ROUNDS = 6

@@ -41,7 +41,7 @@ from fitter.planning.speed.cost import seconds_of
 from fitter.programs import SERVER
 from fitter.programs.finding import asked, check_same_build, find_server
 from fitter.programs.running_server import running
-from fitter.programs.turn_runs import Load, take_turns
+from fitter.programs.server_requests import Load, take_turns
 from fitter.storage import read_text, replace_document
 from fitter.text import printable
 

@@ -30,8 +30,8 @@ from fitter.planning.request.summary import DeviceUse, ModelSummary
 from fitter.programs import SERVER
 from fitter.programs.finding import asked, check_same_build, find_server
 from fitter.programs.later import state_of
-from fitter.programs.prompts import PROMPTS, Fed, feed
 from fitter.programs.running_server import Gone, Running, resident, running
+from fitter.programs.server_requests import PROMPTS, Fed, feed
 from fitter.text import printable
 
 if TYPE_CHECKING:
@@ -148,17 +148,7 @@ class _Serving:
 def _verify_with_server(plan: Plan, model: Model, worker: Worker, how: _Serving) -> Verification:
     """Start a llama-server with ``plan``, send it prompts, and compare its memory with the plan.
 
-    Args:
-        plan: The plan; one that does not fit, or no longer fits, is not loaded.
-        model: Its model.
-        worker: A worker with the plan's llama.cpp; it is closed.
-        how: The server, and how to verify.
-
-    Raises:
-        UsageError: There is no llama-server.
-        LibraryError: The llama-server does not start.
-        PlanError: It is another build than the plan's, or a device is not here.
-        LlamaCppError: The llama-server failed.
+    A plan that does not fit, or no longer fits, is not loaded. The worker is closed.
     """
     program = asked(find_server(how.server, how.llama_cpp))
     check_same_build(plan.llama_cpp, program)

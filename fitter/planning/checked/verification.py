@@ -32,8 +32,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     # a report needs no running server
     from fitter.programs.finding import ServerProgram
-    from fitter.programs.prompts import Fed
     from fitter.programs.running_server import Resident
+    from fitter.programs.server_requests import Fed
 
 
 def loaded_by(program: str | None, server: object | None, prompts: int | None) -> str:
