@@ -21,51 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO, NoReturn
 
-__all__ = [
-    "BROKEN_PIPE",
-    "CAN_FORK",
-    "CRASHES",
-    "DESCRIPTORS",
-    "DRIVERS_SPILL",
-    "ENDING",
-    "HAS_OWNERS",
-    "ITSELF",
-    "KILLED",
-    "NO_WAIT",
-    "PRELOAD",
-    "Child",
-    "Folder",
-    "Reader",
-    "close_file",
-    "close_inherited",
-    "copy_mode",
-    "disk_bytes",
-    "drop_cached",
-    "extend",
-    "free_memory",
-    "has_display",
-    "is_address_space_limited",
-    "is_console",
-    "is_private",
-    "lock_file",
-    "open_files",
-    "own_memory",
-    "path_of",
-    "path_of_url",
-    "physical_memory",
-    "processor",
-    "processors",
-    "quiet_crashes",
-    "replace",
-    "stack_limit",
-    "status_of",
-    "sync_folder",
-    "user",
-    "wait_writable",
-    "watch_interrupts",
-    "worker_pipes",
-]
-
 CAN_FORK = True
 """Whether a worker can be a fork of this process."""
 

@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-# fmt: off
-__all__ = [
-    "BROKEN_PIPE", "CAN_FORK", "CRASHES", "DESCRIPTORS", "DRIVERS_SPILL", "ENDING", "HAS_OWNERS", "ITSELF",
-    "KILLED", "NEW_PROCESS", "NO_WAIT", "PRELOAD", "Child", "Folder", "Job", "Reader", "close_file", "close_inherited",
-    "copy_mode",
-    "disk_bytes", "drop_cached", "extend", "free_memory", "has_display", "is_address_space_limited", "is_console",
-    "is_private", "lock_file", "open_files", "own_memory", "path_of", "path_of_url", "physical_memory", "processor",
-    "processors", "quiet_crashes", "replace", "stack_limit", "status_of", "sync_folder", "user", "wait_writable",
-    "watch_interrupts", "worker_pipes",
-]
-# fmt: on
-
 CAN_FORK = False
 ENDING = (signal.SIGTERM, signal.SIGBREAK)
 CRASHES = frozenset({signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -199,6 +199,25 @@ def test_what_differs_between_systems_is_in_seams() -> None:
         )
     }
     assert found == STILL_ASKING
+
+
+def offered(body: Iterable[ast.stmt]) -> set[str]:
+    """What a module of a seam declares for all to use."""
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {each.id for each in node.targets if isinstance(each, ast.Name)}
+        elif isinstance(node, ast.If):
+            names |= offered((*node.body, *node.orelse))
+    return {name for name in names if not name.startswith("_")}
+
+
+@cases(("fitter.system", {"Job", "NEW_PROCESS"}), ("fitter.llama.build.linking", {"read_cache"}))
+def test_systems_offer_the_same_names(seam: str, of_one: set[str]) -> None:
+    posix, windows = (offered(parsed(sources("fitter")[f"{seam}.{name}"]).body) for name in ("posix", "windows"))
+    assert posix ^ windows == of_one
 
 
 def test_few_files_stand_at_the_root() -> None:

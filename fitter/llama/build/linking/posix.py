@@ -19,35 +19,15 @@ assert sys.platform != "win32"
 
 
 if sys.platform == "darwin":
-    from fitter.llama.build import macho as binaries
+    from fitter.llama.build import macho
 
+    binaries = macho
     _SUFFIX = ".dylib"
 else:
-    from fitter.llama.build import elf as binaries
+    from fitter.llama.build import elf
 
+    binaries = elf
     _SUFFIX = ".so"
-
-__all__ = [
-    "CUDA_DRIVER",
-    "EXECUTABLE",
-    "LIBRARY",
-    "OWN_LIBRARY",
-    "SEARCH_PATH",
-    "SOUGHT",
-    "SYSTEM",
-    "address_for",
-    "binaries",
-    "close_library",
-    "environment_places",
-    "file_of",
-    "library_of_build",
-    "machine",
-    "make_global",
-    "open_library",
-    "part_of",
-    "preload",
-    "system_path",
-]
 
 LIBRARY = f"lib{{}}{_SUFFIX}"
 """How the name of a library is written."""

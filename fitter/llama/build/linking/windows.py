@@ -10,7 +10,7 @@ import sys
 import sysconfig
 
 from fitter.errors import LibraryError
-from fitter.llama.build import pe as binaries
+from fitter.llama.build import pe
 
 assert sys.platform == "win32"
 
@@ -21,28 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-__all__ = [
-    "CUDA_DRIVER",
-    "EXECUTABLE",
-    "LIBRARY",
-    "OWN_LIBRARY",
-    "SEARCH_PATH",
-    "SOUGHT",
-    "SYSTEM",
-    "address_for",
-    "binaries",
-    "close_library",
-    "environment_places",
-    "file_of",
-    "library_of_build",
-    "machine",
-    "make_global",
-    "open_library",
-    "part_of",
-    "preload",
-    "system_path",
-]
-
+binaries = pe
 LIBRARY = "{}.dll"
 OWN_LIBRARY = LIBRARY
 EXECUTABLE = ".exe"
