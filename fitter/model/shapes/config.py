@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from fitter.errors import ModelError
 from fitter.llama.header import limits
 from fitter.text import printable
+
+_T = TypeVar("_T")
 
 LARGEST = 2**31 - 1
 """The largest dimension in a header."""
@@ -53,11 +55,8 @@ class Config:
 
     def count(self, *names: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
         """Read a whole number."""
-        value = self.value(*names)
-        if value is None:
-            if default is None:
-                raise self.error(f"has no {names[0]}: add it")
-            return default
+        if (value := self.value(*names)) is None:
+            return self._needed(names[0], default)
         return self._whole_number(names[0], value, least, min(most, _MOST.get(names[0], LARGEST)))
 
     def counts(self, name: str, n: int, least: int = 0) -> list[int]:
@@ -71,53 +70,39 @@ class Config:
 
     def number(self, *names: str, default: float | None = None) -> float:
         """Read a number."""
-        value = self.value(*names)
-        if value is None:
-            if default is None:
-                raise self.error(f"has no {names[0]}: add it")
-            return default
-        if not _is_number(value):
-            raise self.error(f"has {names[0]} {_value_text(value)}: give a number")
-        return float(value)
+        return float(self._given(names, default, _is_number, "a number"))
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         """Read true or false."""
-        value = self.value(name)
-        if value is None:
-            if default is None:
-                raise self.error(f"has no {name}: add it")
-            return default
-        if not isinstance(value, bool):
-            raise self.error(f"has {name} {_value_text(value)}: give true or false")
-        return value
+        return bool(self._given((name,), default, lambda value: isinstance(value, bool), "true or false"))
 
     def text(self, name: str, default: str | None = None) -> str:
         """Read a text."""
-        value = self.value(name)
-        if value is None:
-            if default is None:
-                raise self.error(f"has no {name}: add it")
-            return default
-        if not isinstance(value, str):
-            raise self.error(f"has {name} {_value_text(value)}: give a text")
-        return value
+        return str(self._given((name,), default, _is_text, "a text"))
 
     def texts(self, name: str) -> list[str] | None:
         """Read a list of texts; ``None`` without one."""
-        value = self.value(name)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise self.error(f"has {name} {_value_text(value)}: give a list of texts")
-        return value
+        return self._list(name, _is_text, "a list of texts")
 
     def numbers(self, name: str) -> list[float] | None:
         """Read a list of numbers; ``None`` without one."""
+        return self._list(name, _is_number, "a list of numbers")
+
+    def _needed(self, name: str, default: _T | None) -> _T:
+        if default is None:
+            raise self.error(f"has no {name}: add it")
+        return default
+
+    def _given(self, names: Sequence[str], default: Any, is_known: Callable[[object], bool], what: str) -> Any:
+        value = self.value(*names)
+        if value is not None and not is_known(value):
+            raise self.error(f"has {names[0]} {_value_text(value)}: give {what}")
+        return self._needed(names[0], default) if value is None else value
+
+    def _list(self, name: str, is_known: Callable[[object], bool], what: str) -> list[Any] | None:
         value = self.value(name)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(map(_is_number, value)):
-            raise self.error(f"has {name} {_value_text(value)}: give a list of numbers")
+        if value is not None and not (isinstance(value, list) and all(map(is_known, value))):
+            raise self.error(f"has {name} {_value_text(value)}: give {what}")
         return value
 
     def part(self, name: str) -> Config | None:
@@ -170,6 +155,10 @@ class Config:
 def _is_number(value: object) -> bool:
     """Return whether a 32-bit float can hold a value."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _is_nothing(value: object) -> bool:
