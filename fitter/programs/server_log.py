@@ -112,19 +112,17 @@ class Said:
 _N = r"\d{1,18}"
 """A number, as ``log_file.NUMBER``."""
 _SIZE = rf"= *({_N}(?:\.{_N})?) MiB"
-_MODEL = re.compile(rf"(?<!\S)(\S+) +model buffer size *{_SIZE}")
-_CONTEXT = re.compile(rf"(?<!\S)(\S+) +(?:KV|RS|\S+ \S+ state) buffer size *{_SIZE}")
-_COMPUTE = re.compile(rf"(?<!\S)(\S+) +compute buffer size *{_SIZE}")
-_OUTPUT = re.compile(rf"(?<!\S)(\S+) +output buffer size *{_SIZE}")
-_LORA = re.compile(rf"(?<!\S)(\S+) +LoRA buffer size *{_SIZE}")
 _OF_A_PROJECTOR = re.compile(r"\b(?:alloc_compute_meta|clip|warmup|mtmd)\b")
 _NEW_CONTEXT = re.compile(r"constructing llama_context")
-_BUFFERS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    ("model", _MODEL),
-    ("context", _CONTEXT),
-    ("compute", _COMPUTE),
-    ("output", _OUTPUT),
-    ("lora", _LORA),
+_OF_KINDS: dict[Kind, str] = {
+    "model": "model",
+    "context": r"(?:KV|RS|\S+ \S+ state)",
+    "compute": "compute",
+    "output": "output",
+    "lora": "LoRA",
+}
+_BUFFERS = tuple(
+    (kind, re.compile(rf"(?<!\S)(\S+) +{words} buffer size *{_SIZE}")) for kind, words in _OF_KINDS.items()
 )
 _CHECKPOINT = re.compile(rf"created (?:context|SWA|swa) checkpoint (?:{_N} of {_N} )?\(.*?\bsize {_SIZE}")
 _N_TOKENS = re.compile(rf"\bn_tokens = ({_N})")

@@ -25,7 +25,6 @@ assert sys.platform != "win32"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
     from typing import NoReturn
 
 _PATIENCE = 2.0
@@ -74,9 +73,7 @@ class SupervisedProgram:
     def __enter__(self) -> SupervisedProgram:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     @property

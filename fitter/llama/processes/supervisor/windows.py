@@ -15,7 +15,6 @@ assert sys.platform == "win32"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
 _TICK = 0.01
 
@@ -51,9 +50,7 @@ class SupervisedProgram:
     def __enter__(self) -> SupervisedProgram:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     @property
