@@ -26,10 +26,6 @@ class Figure:
     def __add__(self, other: Figure) -> Figure:
         return Figure(self.bytes + other.bytes, self.rounding + other.rounding)
 
-    def may_be(self, size: int) -> bool:
-        """Return whether the log could print ``size`` bytes like this."""
-        return abs(self.bytes - size) <= self.rounding
-
 
 @dataclass(frozen=True)
 class Buffer:

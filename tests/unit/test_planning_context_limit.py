@@ -11,7 +11,7 @@ from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.types import Breakdown, Layout, LayoutEntry, Params, TensorBuftOverride
 from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.request import context_limit
-from fitter.planning.request.context_limit import Excess, limited, usable, wider, within
+from fitter.planning.request.context_limit import Excess, limited, usable, within
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.best_plan import fit
 from tests.support.cases import cases, named_cases
@@ -252,12 +252,8 @@ def test_the_rules_on_devices() -> None:
     capped = replace(asked, n_ctx_cap=4096)
     assert within(capped, devices[1:2]).n_ctx_max == 4096
     assert within(capped, ()).n_ctx_max == MODEL.n_ctx_train, "what devices hold is no limit where there are none"
-    assert wider(asked, devices[:2], 8192) == devices[1:2]
-    assert wider(asked, devices[:2], 4096) == ()
-    assert wider(replace(asked, fixed=frozenset({"devices"})), devices[:2], 8192) == ()
     pinned = {device.name: replace(asked, pinned={"blk.0.attn_q.weight": d}) for d, device in enumerate(devices)}
     assert usable(pinned["CUDA1"], devices) == devices[:2] and usable(pinned["CUDA2"], devices) == ()
-    assert wider(pinned["CUDA0"], devices[:2], 8192) == () and wider(pinned["CUDA1"], devices[:2], 8192) == devices[1:2]
 
 
 @named_cases(

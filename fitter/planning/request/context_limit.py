@@ -116,14 +116,6 @@ def _needed(request: Request, devices: Sequence[DeviceLimit]) -> set[str]:
     return {device.name for device in (devices if is_chosen else pinned_devices(request) & set(devices))}
 
 
-def wider(request: Request, devices: Sequence[DeviceLimit], n_ctx: int) -> tuple[DeviceLimit, ...]:
-    """Return the devices that accept more than ``n_ctx``, if other devices limit the context; else none."""
-    limits = {device: request.context_limits.get(device.name) for device in devices}
-    taking = tuple(device for device, limit in limits.items() if limit is None or limit > n_ctx)
-    is_wanted = "n_ctx" not in request.fixed and _needed(request, devices) <= {device.name for device in taking}
-    return taking if is_wanted and len(taking) < len(devices) else ()
-
-
 def within(request: Request, devices: Sequence[DeviceLimit]) -> Request:
     """Limit ``request`` to contexts that all ``devices`` accept; without devices, only the host limits it."""
     if not devices:
