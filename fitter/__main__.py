@@ -124,8 +124,9 @@ def _leave(number: int, _: object) -> None:
 
 def _tidy() -> None:
     process.end_early()
-    if storage := sys.modules.get("fitter.storage"):
-        storage.remove_temporary()
+    # an interrupted import of the module has made no directory
+    if remove := getattr(sys.modules.get("fitter.storage"), "remove_temporary", None):
+        remove()
 
 
 if __name__ == "__main__":
