@@ -15,7 +15,7 @@ import os  # noqa: E402
 import signal  # noqa: E402
 import warnings  # noqa: E402
 
-from fitter import early_start, streams, system  # noqa: E402
+from fitter import early_start, system  # noqa: E402
 from fitter.errors import EXIT_FAILURE  # noqa: E402
 from fitter.llama.processes import memory_limit  # noqa: E402
 from fitter.llama.worker import process  # noqa: E402
@@ -34,7 +34,7 @@ def main() -> NoReturn:
     """Run the process's command line, and end the process with its exit status."""
     # Garbage collection and interpreter shutdown only cost time in a process this short.
     gc.disable()
-    streams.open_standard()
+    early_start.open_standard()
     try:
         status = _say(problem) if (problem := interpreter.stack_problem()) else _run()
     except Exception as error:

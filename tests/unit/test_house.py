@@ -59,7 +59,6 @@ ROOMS = (
     "fitter.llama",
     "fitter.parameters",
     "fitter.storage",
-    "fitter.streams",
     "fitter.errors",
     "fitter.text",
     "fitter.installation",
