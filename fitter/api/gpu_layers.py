@@ -24,12 +24,12 @@ from fitter.model.files import header_cache
 from fitter.model.header import Model, open_model
 from fitter.parameters.table import PARAMETERS, POOLING, Measuring
 from fitter.parameters.table import AnyPath as Path
-from fitter.planning.placing.layer_sizes import HOST, units_of
-from fitter.planning.placing.placement import Placement, counts_for_split, llama_placement
+from fitter.planning.placing.layer_sizes import HOST, Unit, units_of
+from fitter.planning.placing.packing import pack_whole
+from fitter.planning.placing.placement import Placement, caches_on, counts_for_split, llama_placement, weights_on
 from fitter.planning.plan.request_of_machine import with_main_gpu
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import context_of_a_sequence
-from fitter.planning.search.whole_layers import most_layers
 from fitter.planning.speed.model_facts import facts_of
 from fitter.planning.tables.parameter_rows import OffloadTable, layer_counts, offload_row
 from fitter.storage import read_data
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 _SPECS = {"metal": "metal", "mtl": "metal", "vulkan": "vulkan", "rocm": "rocm:gfx1100", "hip": "rocm:gfx1100"}
 """Descriptions of GPUs by the beginning of their names; all others are CUDA cards."""
+
+
+Used = Callable[[Placement], Sequence[int]]
+"""Returns the bytes on each device with a placement, as a dummy load measures them."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,49 @@ def _most_layers(load: OneLoad, names: Sequence[str], rooms: Sequence[int]) -> t
     units = units_of(layout, load.model.n_layer - load.model.n_layer_nextn)
     found = most_layers(units, rooms, lambda at: _used(measured(at), names, 0))
     return None if found is None else (found, measured(found))
+
+
+def most_layers(units: Sequence[Unit], rooms: Sequence[int], measure: Used) -> Placement | None:
+    """Place as many layers as fit; ``None`` if not even the output does.
+
+    Args:
+        units: Sizes of the layers and the output.
+        rooms: Bytes that each device may hold.
+        measure: Useds a placement.
+    """
+    rest = [0] * len(rooms)
+    best, first = None, 0
+    while best is None and first < len(units):
+        best, rest = _placed(units, rooms, rest, first, measure)
+        first += 1
+    # less may be on devices beside the layers than with placements that did not fit
+    while best is not None and best.first > 0:
+        more, rest = _placed(units, rooms, rest, best.first - 1, measure)
+        if more is None:
+            break
+        best = more
+    return best
+
+
+def _placed(
+    units: Sequence[Unit], rooms: Sequence[int], rest: Sequence[int], first: int, measure: Used
+) -> tuple[Placement | None, list[int]]:
+    """Place all units from ``first`` on; return the placement if it fits, and what devices had beside units.
+
+    ``rest``: bytes that each device is expected to have beside units.
+    """
+    expected = list(rest)
+    while (placement := pack_whole(units, [a - b for a, b in zip(rooms, expected, strict=True)], first)) is not None:
+        used = measure(placement)
+        held = [sum(each) for each in zip(weights_on(units, placement), caches_on(units, placement), strict=True)]
+        rest = [a - b for a, b in zip(used, held, strict=True)]
+        if all(a <= max(0, b) for a, b in zip(used, rooms, strict=True)):
+            return placement, rest
+        grown = [max(a, b) for a, b in zip(expected, rest, strict=True)]
+        if grown == expected:
+            break
+        expected = grown
+    return None, list(rest)
 
 
 def _params(params: Params, placement: Placement) -> Params:

@@ -71,10 +71,14 @@ def cached_on(units: Sequence[Unit], placement: Placement) -> list[Cached]:
     cached: list[Cached] = []
     last = next((unit for unit in reversed(units[: placement.first]) if unit.cache), None)
     borrows = last is not None and not last.state
+    # with all caches on the host, too, buffers differ where no layer is there
+    are_all_alike = not placement.first and not any(unit.cache for unit in units)
     for start, stop in placement.ranges():
         here = [unit for unit in units[start:stop] if unit.cache]
         if (here and borrows and here[0].state) or [unit for unit in here if unit.cache > unit.state]:
             cached.append("attention" if placement.first else "layers")
+        elif are_all_alike:
+            cached.append("layers")
         else:
             cached.append("states" if here else "nothing")
         borrows &= not here

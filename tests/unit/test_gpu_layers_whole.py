@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fitter.api.gpu_layers import most_layers
 from fitter.planning.placing.layer_sizes import Unit
 from fitter.planning.placing.placement import Placement
-from fitter.planning.search.whole_layers import most_layers
 from tests.support.cases import named_cases
 
 UNITS = [Unit(index, fixed=10, cache=2) for index in range(4)] + [Unit(4, fixed=30, cache=0)]
