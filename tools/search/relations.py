@@ -62,7 +62,8 @@ def relations(machine: Machine, plan: Outcome) -> Iterator[Relation]:
         return
     # a set context is no choice: the times are compared as if both were at one
     step, twice = 256 * machine.streams, 2 * plan.n_ctx
-    if (half := plan.n_ctx // 2 // step * step) >= 4096 * machine.streams:
+    least = max(4096 * machine.streams, (machine.options["prompt"] + 1024) * machine.slots)
+    if (half := plan.n_ctx // 2 // step * step) >= least:
         yield Relation("half the context", machine.having(n_ctx=half), replace(plan, n_ctx=half))
     yield Relation(
         "twice the context", machine.having(n_ctx=twice), replace(plan, n_ctx=twice), is_free=False, is_held=True
