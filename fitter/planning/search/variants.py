@@ -247,7 +247,8 @@ class Variants:
     def _buffers_like(self, variant: Variant) -> dict[int, Buffers]:
         """Return measured buffers by micro batch, most like a variant's; none where no measurement tells them.
 
-        Without flash attention they are no smaller than with it. Where llama.cpp turned it off, they tell nothing.
+        Those with more devices tell them, too. Without flash attention they are no smaller than with it; where
+        llama.cpp turned it off, they tell nothing.
         """
         flash = variant.kind.flash_attn
 
@@ -255,11 +256,12 @@ class Variants:
             has_flash = trial is not None and trial.breakdown.flash_attn and not self._states[each].has_lost_flash
             return each.kind == kind and (kind.flash_attn == flash or (flash == "off" and bool(has_flash)))
 
-        for kind, devices in product((variant.kind, self.first.kind), (variant.devices, None)):
+        for kind, is_same in product((variant.kind, self.first.kind), (True, False)):
             known = {
                 each.n_ubatch: self._states[each].buffers
                 for each, trial in self._measured.items()
-                if tells(each, trial, kind) and each.devices == (devices or each.devices)
+                if tells(each, trial, kind)
+                and (each.devices == variant.devices if is_same else {*each.devices} >= {*variant.devices})
             }
             if known:
                 return known
