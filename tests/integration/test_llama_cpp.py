@@ -278,9 +278,14 @@ def test_a_plan_of_another_llama_cpp_is_not_loaded(model: Path) -> None:
         plan.load()
     with pytest.raises(PlanError, match="verify it with the one that it was made with"):
         fitter.verify(plan=plan)
-    assert fitter.verify(plan=plan, llama_cpp=fetched("v0.5.0")).holds
     unknown = replace(plan, llama_cpp=None)
     unknown.load(verbose=False).close()
+
+
+@pytest.mark.slow
+def test_a_plan_is_verified_with_its_llama_cpp(model: Path) -> None:
+    plan = fitter.fit(model, devices="none", n_ctx=256, llama_cpp=fetched("v0.5.0"))
+    assert fitter.verify(plan=plan, llama_cpp=fetched("v0.5.0")).holds
 
 
 def test_llama_is_fitted_with_the_library_that_loads_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def check(plan: Plan, device: VirtualDevice) -> None:
     assert plan.fits == (pool.left >= pool.margin and all(use.fits for use in (*plan.devices, plan.host)))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(
     st.sampled_from(MACHINES),
     st.sampled_from(SHAPES),

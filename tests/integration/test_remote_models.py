@@ -76,7 +76,7 @@ def said_of(plan: fitter.Plan) -> dict[str, Any]:
     return document
 
 
-@cases(("deepseek-v3.1", 9, 3), ("kimi-k2", 14, 1))
+@cases(("gpt-oss-120b", 9, 3), ("kimi-k2", 14, 1))
 def test_a_large_model_is_planned_from_its_header(
     shape: str, n_files: int, given: int, server: FileServer, worker: Worker, folder: Path
 ) -> None:
