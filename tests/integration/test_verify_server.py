@@ -24,13 +24,14 @@ import pytest
 from gguf import PoolingType
 
 import fitter
+from fitter.api.real_runs import verify_plan
 from fitter.errors import LibraryError, LlamaCppCrashError, LlamaCppError, PlanError
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.verified import LaterUse, Verification
 from fitter.planning.request.request import Progress
 from fitter.programs import running_server, server_requests
 from tests.support.cases import cases, named_cases
-from tests.support.command import run_fitter
+from tests.support.command import Command
 from tests.support.llama_builds import fetched
 from tests.support.patience import SECONDS, all_end, until, with_more_time
 from tools.comparisons import upstream
@@ -60,9 +61,10 @@ MODELS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """One thread each: many wait for each other, busily, where the processors are shared."""
+    """One thread each: many wait for each other, busily, where the processors are shared. None is watched for long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLAMA_ARG_THREADS", "1")
+        patch.setattr(verify_plan, "IDLE", 0.2)
         yield
 
 
@@ -239,12 +241,14 @@ def test_with_two_gib_less_the_printed_cache_holds(models: dict[str, Path], serv
 # --- the command
 
 
-def test_the_table_of_the_server_on_the_path(models: dict[str, Path], server: Path) -> None:
-    path = f"{server.parent}{os.pathsep}{os.environ['PATH']}"
+def test_the_table_of_the_server_on_the_path(
+    models: dict[str, Path], server: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{server.parent}{os.pathsep}{os.environ['PATH']}")
     words = ("--for", SERVER, "-c", 2048, "-np", 2, "-dev", "none", "-cram", 256, "--prompts", 6)
-    done = run_fitter("verify", models["hybrid"], *words, PATH=path)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    done = command("verify", models["hybrid"], *words)
+    assert (done.status, done.err) == (0, "")
+    lines = done.out.splitlines()
     assert lines[0].endswith(", loaded by") and lines[1].startswith(f"{server} ")
     assert any(re.match(r"CPU context +2,[\d,]+ +2,[\d,]+ ± 10,486$", line) for line in lines)
     assert any(line.startswith("6 of 6 prompts answered, ") and line.endswith(" tokens, 2 at a time") for line in lines)
@@ -253,12 +257,10 @@ def test_the_table_of_the_server_on_the_path(models: dict[str, Path], server: Pa
     assert lines[-1] == "as predicted, as far as its log says it"
 
 
-def test_json_of_a_plan_file(plan_file: Path, server: Path) -> None:
-    done = run_fitter(
-        "verify", "--plan", plan_file, "--for", SERVER, "--server", server.parent, "--prompts", 4, "--json"
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
+def test_json_of_a_plan_file(plan_file: Path, server: Path, command: Command) -> None:
+    done = command("verify", "--plan", plan_file, "--for", SERVER, "--server", server.parent, "--prompts", 4, "--json")
+    assert (done.status, done.err) == (0, "")
+    document = done.document
     use = document["server"]
     assert (use["path"], use["prompts"], use["answered"], use["slots"]) == (str(server), 4, 4, 2)
     assert [each["kind"] for each in use["later"]] == ["prompt", "prompt cache"]
@@ -269,17 +271,23 @@ def test_json_of_a_plan_file(plan_file: Path, server: Path) -> None:
 
 @cases(("context", (), 4), ("compute", ("--tolerance", "16KiB"), 0))
 def test_what_exceeds_the_plan_fails(
-    kind: str, words: tuple[str, ...], status: int, plan_file: Path, server: Path, tmp_path: Path
+    kind: str,
+    words: tuple[str, ...],
+    status: int,
+    plan_file: Path,
+    server: Path,
+    command: Command,
+    tmp_path: Path,
 ) -> None:
     document = json.loads(plan_file.read_text())
     row = next(row for row in document["memory"] if row["buffer_type"] == "CPU")
     row["reserved" if kind == "compute" else kind] -= 8192
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(document))
-    done = run_fitter("verify", "--plan", path, "--for", SERVER, "--server", server, "--prompts", 1, *words)
-    assert done.returncode == status, done.stderr
+    done = command("verify", "--plan", path, "--for", SERVER, "--server", server, "--prompts", 1, *words)
+    assert done.status == status, done.err
     said = "more than predicted" if status else "within the tolerance"
-    assert re.match(rf"{said}.*CPU {kind} \+\d,\d\d\d bytes$", done.stdout.splitlines()[-1])
+    assert re.match(rf"{said}.*CPU {kind} \+\d,\d\d\d bytes$", done.out.splitlines()[-1])
 
 
 def test_a_checkpoint_that_exceeds_the_plan_fails(models: dict[str, Path], server: Path) -> None:

@@ -236,7 +236,7 @@ def _n_tokens(model: Model) -> int:
     return tokens.length if isinstance(tokens, Array) else 1
 
 
-_IDLE = 3.0
+IDLE = 3.0
 """Seconds to watch the memory without prompts."""
 
 
@@ -258,7 +258,7 @@ class _Watch:
         if not last:
             return ()
         self._readings.append(self._reading(last))
-        self._server.tick(_IDLE)
+        self._server.tick(IDLE)
         return growth_of(self._readings, self._reading(last))
 
     def _reading(self, answered: int) -> Reading:
