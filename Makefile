@@ -102,8 +102,14 @@ $(STAMPS)/planner: $(NATIVE) | llama-cpp-python
 
 $(STAMPS)/fitter: $(NATIVE) | llama-cpp-python
 	@echo "installing fitter, editable, with what the tests need"
-	@$(EDITABLE) '.[python,remote,report,web,test,docs]'
+	@$(EDITABLE) '.[python,$(EXTRAS)]'
 	@touch $@ $(STAMPS)/planner
+
+# What the editable install asks of the package index, while llama.cpp is compiled.
+EXTRAS := remote,report,web,test,docs
+.PHONY: requirements
+requirements: $(STAMPS)/venv
+	@$(PIP) install -q -r <($(PY) -c 'import importlib, sys; toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli"); extras = toml.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*(each for name in sys.argv[1].split(",") for each in extras[name]), sep="\n")' $(EXTRAS))
 
 .PHONY: install
 install: llama-cpp-python $(STAMPS)/fitter ## fitter, editable, in .venv, with llama-cpp-python and what the tests need
@@ -166,7 +172,11 @@ browser:
 
 # A file's tests share what they have measured, so a file is one process's; tests/conftest.py has the longest begin first.
 .PHONY: test
-test: install browser tools lint ## everything but the slow tests: fifteen minutes of testing on two cores, and some seven to set up
+test: install browser tools lint ## everything but the slow tests: twelve minutes of testing on two cores, and some seven to set up
+	@$(MAKE) tested
+
+.PHONY: tested
+tested:
 	@$(PY) -m pytest -m "not slow and not llama_cpp" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # The generated pages of docs/reference are committed; `python -m tools.docs.reference` writes them anew.
