@@ -65,24 +65,29 @@ _MOST_FILES = 1 << 14
 
 
 class Reader:
-    """The reading end of a pipe."""
+    """The reading end of a pipe. Another thread may close it, which ends the pipe for a thread that reads."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self._fd, self._is_closed = fd, False
+        self._using = threading.Lock()
 
     def is_ready(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for bytes, or for the end; return whether ``read`` would return at once."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+        return self._is_closed or bool(poll.poll(seconds * 1000))
 
     def read(self) -> bytes:
         """Wait for bytes; none are the end."""
-        return os.read(self._fd, 1 << 16)
+        # the number of a closed file may be the one of a new file
+        with self._using:
+            return b"" if self._is_closed else os.read(self._fd, 1 << 16)
 
     def close(self) -> None:
         """Close it."""
-        os.close(self._fd)
+        with self._using:
+            self._is_closed = True
+            os.close(self._fd)
 
 
 class Child:

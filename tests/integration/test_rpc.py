@@ -332,7 +332,7 @@ def test_a_server_that_lies_is_one_line_or_a_plan(
 ) -> None:
     """It has a server of its own: who leaves in the middle of an answer ends it by SIGPIPE."""
     with rpc_servers.servers(1) as (real,), rpc_servers.changing(real, number, change) as endpoint:
-        status, out, err = command(dense, "--rpc", endpoint, "--timeout", 3)
+        status, out, err = command(dense, "--rpc", endpoint, "--timeout", 1)
     # it may have as much memory as it says
     assert (status, bool(out)) in ((0, True), (3, False))
     assert status == 0 or (err.startswith("fitter: error: ") and err.count("\n") == 1 and "bug" not in err)
@@ -432,6 +432,7 @@ def measured(worker: Worker, model: Path, params: Params) -> None:
         pytest.fail("it was not ended")
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_server_outlives_a_worker_that_is_ended(dense: Path) -> None:
     process, endpoint = rpc_servers.start()
     params = Params(n_ctx=512)

@@ -721,7 +721,7 @@ def test_every_answer_has_its_headers(path: str, site: Site) -> None:
 
 
 def test_many_pages_at_once(site: Site) -> None:
-    found = load(site.served, clients=6, seconds=2)
+    found = load(site.served, clients=6, seconds=1)
     assert (found.errors, len(found.taken) >= 6) == ([], True)
     until(lambda: len(site.served.children()) <= 2 * 3, "more processes than its planners have")
 

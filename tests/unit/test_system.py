@@ -68,6 +68,18 @@ def end_of(pid: int) -> bool:
     return not is_running(pid)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a thread of its own closes the pipe there")
+def test_a_pipe_that_another_thread_closes_is_at_its_end() -> None:
+    reading, writing = os.pipe()
+    reader = system.Reader(reading)
+    reader.close()
+    other = os.open(__file__, os.O_RDONLY)
+    assert other == reading, "a new file has the number"
+    assert reader.is_ready(0.0) and reader.read() == b""
+    os.close(other)
+    os.close(writing)
+
+
 def test_a_child_answers_what_it_is_asked() -> None:
     echo, asked = child(ECHO), bytes(range(256)) * 100 + b"\r\n\x1a\n"
     assert echo.send(asked, time.monotonic() + PATIENCE)
