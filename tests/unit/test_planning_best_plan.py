@@ -198,6 +198,16 @@ PROBLEMS = {
         request(DENSE, limits(2000), host_mib=1000, params=Params(n_gpu_layers=0), fixed=("n_gpu_layers",)),
         *("the host", 299, 1299, 0, 1000, f"leave -ngl out or {PAGED}"),
     ),
+    "layers for which the user's split has no room": problem(
+        request(
+            *(DENSE, limits(2000, 200)), host_mib=300, params=Params(tensor_split=(0.0, 1.0)), fixed=("tensor_split",)
+        ),
+        *("the host", 999, 1299, 0, 300, f"leave -ts out or {PAGED}"),
+    ),
+    "layers and caches that a smaller context has room for": problem(
+        request(DENSE, limits(900), host_mib=200, params=Params(n_ctx=32768), fixed=("n_ctx",)),
+        *("the host", 1251, 1451, 0, 200, f"use a smaller -c and {PAGED}: only together they are enough"),
+    ),
 }
 
 
@@ -205,7 +215,7 @@ def tried(asked: Request, words: str) -> Plan:
     """The plan with a remedy that a problem names; several are joined by "and"."""
     for each in words.removesuffix(": only together they are enough").split(" and "):
         if option := re.search(r"leave (-\w+) out", each):
-            asked = replace(asked, fixed=asked.fixed - {{"-ngl": "n_gpu_layers", "-c": "n_ctx"}[option[1]]})
+            asked = replace(asked, fixed=asked.fixed - {{"-ngl": "n_gpu_layers", "-ts": "tensor_split"}[option[1]]})
         elif each == "use a smaller -c":
             asked = replace(asked, params=replace(asked.params, n_ctx=asked.n_ctx_min))
         elif each == "put fewer tensors there with -ot":

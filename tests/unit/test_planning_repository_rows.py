@@ -54,6 +54,13 @@ FAILED = RepositoryFile("x.gguf", ("x.gguf",), 5 * MIB, "", "hf://org/repo/x.ggu
         "8b-Q8_0.gguf",
     ),
     ("none is as fast", (made("Q4_K_M", 4.9, 30),), 31.0, "8b-Q4_K_M.gguf"),
+    ("without a limit of speed", (made("Q4_K_M", 4.9, 30), made("Q8_0", 8.5, 1)), 0.0, "8b-Q8_0.gguf"),
+    (
+        "the larger model where none is fast",
+        (made("Q8_0", 8.5, 9), made("Q4_0", 4.5, 3, weights=32)),
+        None,
+        "32b-Q4_0.gguf",
+    ),
     ("the larger model", (made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32)), None, "32b-Q2_K.gguf"),
     ("but not if it is too slow", (made("Q8_0", 8.5), made("Q2_K", 2.6, 19, weights=32)), None, "8b-Q8_0.gguf"),
     ("not larger with more perplexity", (made("Q5_1", 6.0), made("Q5_K_M", 5.7)), None, "8b-Q5_K_M.gguf"),
