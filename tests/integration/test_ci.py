@@ -15,7 +15,7 @@ import pytest
 import tomli
 import yaml
 
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases, stored
 from tools.models.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,23 +139,7 @@ def test_the_action_fails_where_it_takes_more(runner: Runner) -> None:
     assert "CUDA0" in line
 
 
-@named_cases(
-    ("another file", "check", {"cases": "missing.toml"}, 2, "missing.toml does not exist: "),
-    ("selection", "check", {"select": "not chat"}, 2, "selects no case"),
-    ("selection with blanks", "check", {"select": "chat and not ( x or y )"}, 0, ""),
-    ("arguments", "check", {"arguments": "--jobs 1  --lock fitter.lock"}, 0, ""),
-    ("wrong arguments", "check", {"arguments": "--nonsense"}, 2, "No such option '--nonsense'"),
-    (
-        "code for a shell",
-        "check",
-        {"select": "$(touch ran)", "arguments": "; touch ran", "cases": "`touch ran`"},
-        2,
-        "",
-    ),
-    ("one build", "history", {"builds": "python"}, 2, "builds are compared, and there are not two"),
-    ("a missing build", "history", {"builds": "python missing"}, 2, "llama_cpp 'missing' is not there"),
-    ("code for a shell as builds", "history", {"builds": "$(touch ran) ;touch ran", "cases": "`touch ran`"}, 2, ""),
-)
+@cases(stored("ci", "inputs_of_the_action"))
 def test_inputs_of_the_action(step: str, inputs: dict[str, str], status: int, message: str, runner: Runner) -> None:
     runner.lock()
     done = runner.ask(step, **inputs)

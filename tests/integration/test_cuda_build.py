@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cases import named_cases
+from tests.support.cases import cases, stored
 from tools.cuda.toolkit import find
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,18 +85,7 @@ def test_what_was_built_with_cuda_is_kept(venv: Path) -> None:
     assert len(calls(venv)) == 2
 
 
-@named_cases(
-    (
-        "another meaning of the variable",
-        ["CUDA=/usr/local/cuda", "CMAKE_ARGS=-DGGML_AVX=OFF"],
-        ["-DGGML_RPC=ON", "-DGGML_AVX=OFF"],
-    ),
-    (
-        "a compiler with broken AMX",
-        ["BROKEN_AMX=yes", "CMAKE_ARGS=-DGGML_AVX=OFF"],
-        ["-DGGML_RPC=ON", "-DGGML_NATIVE=OFF", "-DGGML_AVX=OFF"],
-    ),
-)
+@cases(stored("cuda_build", "options_without_a_toolkit"))
 def test_options_without_a_toolkit(variables: list[str], options: list[str], venv: Path) -> None:
     make(venv, *variables)
     assert not (venv.parent / "toolkit").exists()

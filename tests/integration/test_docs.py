@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.cases import named_cases
+from tests.support.cases import cases, stored
 from tests.support.patience import SECONDS
 from tools.builds.llama_builds import FetchError
 from tools.docs.examples import difference, run_page
@@ -129,47 +129,12 @@ def outcome(tmp_path: Path, text: str) -> tuple[str, str]:
     return result.text, difference(page, result)
 
 
-@named_cases(
-    ("a command", "```console\n$ echo a\na\n```\n"),
-    ("a command on two lines", "```console\n$ echo a \\\n> b\na b\n```\n"),
-    ("no output", "```console\n$ true\n```\n"),
-    ("stderr", "```console\n$ echo a >&2\na\n```\n"),
-    ("a terminal of 100 columns", "```console\n$ [ -t 1 ] && tput cols\n100\n```\n"),
-    ("one bash for all", "```console\n$ a=1; cd ..\n```\n\n```console\n$ echo $a $PWD\n1 ~\n```\n"),
-    ("a status", "```console\n$ (exit 3)\n$ echo $?\n3\n```\n"),
-    ("dummy loads", "```console\n$ echo 14 dummy loads\n13 dummy loads\n```\n"),
-    ("alternatives", "```console\n$ printf 'a\\nor    -c 8192    1 t/s\\nb\\n'\na\nb\n```\n"),
-    ("seconds", "```console\n$ echo 1.25 s\n0.3 s\n```\n"),
-    ("figures of this machine", "<!-- figures of this machine -->\n```console\n$ echo 12  MiB\n1234 MiB\n```\n"),
-    ("not run", "<!-- not run: no such program -->\n```console\n$ what-is-this\n```\n"),
-    ("a file", '```toml title="a/b.toml"\nc = 1\n```\n\n```console\n$ cat a/b.toml\nc = 1\n```\n'),
-    ("Python", "```python\na = 1\nprint(a)\n#> 1\n```\n\n```python\nprint(a + 1)\n#> 2\n```\n"),
-    ("Python and bash", "```console\n$ echo 1 >a\n```\n\n```python\nprint(open('a').read().strip())\n#> 1\n```\n"),
-    ("indented", '=== "bash"\n\n    ```console\n    $ echo a\n    a\n    ```\n'),
-    ("a block in a block", "<!-- not run: Markdown -->\n````md\n```console\n$ what-is-this\n```\n````\n"),
-)
+@cases(stored("docs", "what_is_right"))
 def test_what_is_right(text: str, tmp_path: Path) -> None:
     assert outcome(tmp_path, text) == (text, "")
 
 
-@named_cases(
-    ("another output", "```console\n$ echo a\nb\n```\n", r"-b\n\+a\n"),
-    ("output that is missing", "```console\n$ echo a\n```\n", r"\+a\n"),
-    ("output that is not there", "```console\n$ true\nb\n```\n", r"-b\n"),
-    ("another number", "```console\n$ echo 12 MiB\n13 MiB\n```\n", r"-13 MiB\n\+12 MiB"),
-    (
-        "another word beside figures",
-        "<!-- figures of this machine -->\n```console\n$ echo 1 MiB\n1 GiB\n```\n",
-        r"\+1 MiB",
-    ),
-    ("a command that fails", "```console\n$ false\n$ true\n```\n", r"line 2: `false` fails, and no `\$ echo \$\?`"),
-    ("a block of another kind", "\n```sh\nls\n```\n", "line 2: a block of kind 'sh' cannot be run"),
-    ("output without a command", "```console\na\n```\n", r"begins with '\$ COMMAND'"),
-    ("Python prints another thing", "```python\nprint(1)\n#> 2\n```\n", r"-#> 2\n\+#> 1\n"),
-    ("Python that fails", "```python\nprint(nothing)\n```\n", "NameError: name 'nothing' is not defined"),
-    ("Python that ends the process", "```python\nimport os\n\nos._exit(1)\n```\n", "the process ended"),
-    ("a command that ends the shell", "```console\n$ exit\n```\n", "ended the shell"),
-)
+@cases(stored("docs", "what_is_wrong_is_said"))
 def test_what_is_wrong_is_said(text: str, said: str, tmp_path: Path) -> None:
     assert re.search(said, outcome(tmp_path, text)[1])
 

@@ -18,7 +18,7 @@ import pytest
 
 import fitter
 from fitter.errors import PlanError
-from tests.support.cases import cases
+from tests.support.cases import cases, stored_rows
 from tests.support.plans import for_format
 from tools.models.tiny import write_tiny
 
@@ -121,19 +121,7 @@ def test_a_pipe_that_does_not_wait(place: Path) -> None:
     assert json.loads(text)["gpus"]
 
 
-@cases(
-    (("lock", "--lock", "nowhere/a.lock"), "nowhere/a.lock cannot be written: No such file or directory"),
-    (
-        ("lock", "--lock", "."),
-        ". cannot be written: it is a directory, but a lock must be a file: choose another path with --lock",
-    ),
-    (
-        ("lock", "--lock", "/dev/full"),
-        "/dev/full cannot be written: it is a device, but a lock must be a file: choose another path with --lock",
-    ),
-    (("check", "--junit", "/dev/full"), "/dev/full cannot be written: No space left on device"),
-    (("check", "--junit", "a.gguf/b.xml"), "a.gguf/b.xml cannot be written: Not a directory"),
-)
+@cases(*stored_rows("exit_status", "a_file_that_cannot_be_written"))
 def test_a_file_that_cannot_be_written(words: Sequence[str], says: str, place: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in place.iterdir()}
     done = run(place, *words)

@@ -16,7 +16,7 @@ from fitter.cli import main
 from fitter.llama.client import Worker
 from fitter.model.files import addresses
 from fitter.planning.tables.parameter_rows import layer_counts
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases, named_cases, stored
 from tests.support.command import run_fitter
 from tools.models.tiny_projector import write_projector
 
@@ -77,18 +77,7 @@ def test_layers_of_two_cards_and_of_a_remote_one() -> None:
     assert [each["remote"] for each in alone["vrams"]] == [True, False]
 
 
-@named_cases(
-    ("a quantized cache", ["--cache-type-k=q8_0", "--cache-type-v=q8_0", "--flash-attention"], {"type_k": "q8_0"}),
-    ("slots", ["--parallel-size=4"], {"n_seq_max": 4}),
-    ("a cache on the host", ["--no-kv-offload"], {"offload_kqv": False}),
-    ("batches", ["--batch-size=1024", "--ubatch-size=256"], {"n_batch": 1024, "n_ubatch": 256}),
-    ("flags of Go that are off", ["--no-kv-offload=false", "--mmap=false", "--swa-full=false"], {}),
-    (
-        "what GPUStack adds",
-        ["--skip-tokenizer", "--skip-metadata", "--cache-expiration=0", "--max-projected-cache=10"],
-        {},
-    ),
-)
+@cases(stored("gguf_parser", "options"))
 def test_options(words: list[str], keywords: dict[str, Any]) -> None:
     if "type_k" in keywords:
         keywords = {**keywords, "type_v": "q8_0", "flash_attn": "on"}

@@ -30,7 +30,7 @@ from fitter.planning.plan.plan import Plan
 from fitter.programs import facts as program_facts
 from fitter.programs.later import Later
 from fitter.regression import check_cases
-from tests.support.cases import cases, named_cases, refused
+from tests.support.cases import cases, named_cases, refused, stored
 from tests.support.command import run_fitter
 from tests.support.plans import GIB, MIB
 from tools.models import shapes
@@ -226,19 +226,7 @@ def test_the_longest_input_that_costs_little_time(free: str, n_ctx: int) -> None
 # --- what comes later
 
 
-@named_cases(
-    ("a host without a limit", "llama-3.1-8b", {}, "", True),
-    ("room for all", "llama-3.1-8b", {"host_memory": "12GiB"}, "", True),
-    ("room for less", "llama-3.1-8b", {"host_memory": "4GiB"}, "-cram 2764", True),
-    ("room for nothing", "llama-3.1-8b", {"host_memory": "1332MiB"}, "-cram 0", True),
-    ("a cache that is set", "llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 512}, "-cram 512", True),
-    ("a cache that has no room", "llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 2765}, "", False),
-    ("no limit", "llama-3.1-8b", {"cache_ram": -1}, "-cram -1", True),
-    ("checkpoints", "gemma3-12b", {}, "", True),
-    ("room for some", "gemma3-12b", {"host_memory": "8GiB"}, "-cram 3788 -ctxcp 2", True),
-    ("more than there is room for", "gemma3-12b", {"host_memory": "8GiB", "ctx_checkpoints": 8}, "", False),
-    ("a full window is rolled back", "gemma3-12b", {"host_memory": "12GiB", "swa_full": True}, "", True),
-)
+@cases(stored("programs", "host_memory_is_planned_with_what_comes_later"))
 def test_host_memory_is_planned_with_what_comes_later(
     name: str, words: dict[str, Any], expected: str, fits: bool, folder: Path
 ) -> None:

@@ -20,7 +20,7 @@ from fitter.errors import PlanError
 from fitter.llama.client import Worker
 from fitter.planning.request.ask import Ask
 from fitter.programs.later import output_bytes
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases, named_cases, stored
 from tests.support.command import json_of_python, run_python
 from tools.faults.cut_servers import RpcServer
 from tools.models import shapes
@@ -237,21 +237,7 @@ def servers() -> Iterator[list[str]]:
 
 
 # model, rpc-servers, parameters, whether the real figure is another one than the dummy's
-@named_cases(
-    ("on the host", "dense", 0, {"n_ctx": 1024}, False),
-    ("sequences, on the host", "moe", 0, {"n_ctx": 4096, "n_seq_max": 4}, False),
-    (
-        "generation takes more than a prompt",
-        "dense",
-        0,
-        {"n_ctx": 16384, "n_ubatch": 4, "n_seq_max": 16, "flash_attn": "off"},
-        True,
-    ),
-    ("on a device", "dense", 1, {"n_ctx": 1024}, False),
-    ("partly on a device", "moe", 1, {"n_ctx": 2048, "n_gpu_layers": 2}, False),
-    ("on two devices", "moe", 2, {"n_ctx": 2048, "tensor_split": (1, 1)}, True),
-    ("partly on two devices", "dense", 2, {"n_ctx": 2048, "tensor_split": (1, 1), "n_gpu_layers": 3}, False),
-)
+@cases(stored("real_load", "the_figure_of_a_real_load"))
 def test_the_figure_of_a_real_load(
     name: str, n_servers: int, parameters: dict[str, Any], differs: bool, models: dict[str, Path], servers: list[str]
 ) -> None:

@@ -31,7 +31,7 @@ from fitter.llama.processes import rpc
 from fitter.llama.types import Params, VirtualDevice
 from fitter.machine import bandwidth
 from fitter.machine.gpu import parse_gpus
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases, named_cases, stored
 from tests.support.command import Command, json_of_python, run_fitter
 from tests.support.patience import SECONDS, is_running, until, with_more_time
 from tools.comparisons import upstream
@@ -121,22 +121,7 @@ def test_the_command_lists_them(two: tuple[str, ...]) -> None:
 # --- bytes
 
 
-@named_cases(
-    ("all layers", "-c 2048", {"n_ctx": 2048}),
-    ("some layers", "-c 2048 -ngl 3", {"n_ctx": 2048, "n_gpu_layers": 3}),
-    ("split", "-c 2048 -ts 3,1 -ub 128", {"n_ctx": 2048, "tensor_split": [3, 1], "n_ubatch": 128}),
-    (
-        "one of the two",
-        "-c 1024 -dev RPC1 -ctk q8_0 -ctv q8_0 -fa on",
-        {"n_ctx": 1024, "devices": "RPC1", "type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"},
-    ),
-    ("experts on the host", "-c 512 -ot exps=CPU", {"n_ctx": 512, "override_tensor": "exps=CPU"}),
-    (
-        "experts elsewhere",
-        "-c 512 -dev RPC0 -ot blk[.]1[.].*exps=RPC0[{0}]",
-        {"n_ctx": 512, "devices": "RPC0", "override_tensor": "blk[.]1[.].*exps=RPC0[{0}]"},
-    ),
-)
+@cases(stored("rpc", "bytes_are_upstreams"))
 def test_bytes_are_upstreams(words: str, given: dict[str, Any], two: tuple[str, ...], moe: Path) -> None:
     given = {name: value.replace("{0}", two[0]) if isinstance(value, str) else value for name, value in given.items()}
     measured = api.measure(moe, rpc=two, n_ubatch=given.pop("n_ubatch", 512), **given)

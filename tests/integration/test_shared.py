@@ -17,7 +17,7 @@ from fitter.llama.types import Breakdown, Params
 from fitter.machine.gpu import parse_gpus
 from fitter.output.keywords import fit_kwargs
 from tests.drafting import upstream as drafting
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases, named_cases, stored
 from tests.support.command import Command
 from tests.support.llama_builds import where
 from tools.models import shapes
@@ -114,20 +114,7 @@ def server(directory: Path) -> Path:
     return drafting.build(directory)
 
 
-@named_cases(
-    ("its place chosen", {}),
-    ("four slots", {"n_seq_max": 4}),
-    ("four slots of one cache", {"n_seq_max": 4, "kv_unified": True}),
-    ("a cache of other types", {"type_k": "q8_0", "type_k_draft": "q8_0", "type_v_draft": "q4_0"}),
-    ("some of its layers", {"n_gpu_layers_draft": 9, "devices_draft": ["CUDA1"]}),
-    ("on two devices", {"devices_draft": ["CUDA1", "CUDA0"]}),
-    ("on two devices, split as the model", {"devices_draft": ["CUDA1", "CUDA0"], "tensor_split": (20, 10)}),
-    ("on the host", {"devices_draft": ["none"]}),
-    ("beside a model on one device", {"split_mode": "none", "main_gpu": 1}),
-    ("beside a model on the host", {"devices": ["none"], "devices_draft": ["CUDA0"]}),
-    ("small batches", {"n_batch": 256, "n_ubatch": 128, "flash_attn": "off", "op_offload": False}),
-    ("cache on the host", {"offload_kqv": False}),
-)
+@cases(stored("shared", "llama_servers_own_code_takes_the_same_bytes_with_the_arguments"))
 def test_llama_servers_own_code_takes_the_same_bytes_with_the_arguments(
     given: dict[str, Any], server: Path, large: Path
 ) -> None:

@@ -19,7 +19,7 @@ from fitter.llama.build import library
 from fitter.llama.client import Worker
 from fitter.llama.worker import process
 from fitter.machine.gpu import parse_gpus
-from tests.support.cases import named_cases
+from tests.support.cases import cases, named_cases, stored
 from tests.support.command import run_python
 from tests.support.patience import SECONDS, TooLateError, in_time
 from tools.comparisons.cuda_reference import write_model
@@ -114,17 +114,7 @@ def test_an_early_worker_that_does_not_suit_is_left(change: str) -> None:
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
-@named_cases(
-    ("nothing", [], 0),
-    ("help", ["--help"], 0),
-    ("version", ["--version"], 0),
-    ("a model", ["model.gguf", "--gpu", "24GiB"], 2),
-    ("real devices", ["fit", "model.gguf"], 2),
-    ("inspect", ["inspect", "model.gguf"], 2),
-    ("backend", ["backend", "--gpu", "24GiB"], 0),
-    ("library", ["model.gguf", "--profile=library"], 0),
-    ("another llama.cpp", ["model.gguf", "--gpu", "24GiB", "--llama-cpp", "python"], 0),
-)
+@cases(stored("start", "how_many_workers_begin_early"))
 def test_how_many_workers_begin_early(args: list[str], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[bool] = []
     monkeypatch.setattr(process, "prestart", lambda is_asleep=False: begun.append(is_asleep))

@@ -13,7 +13,7 @@ from fitter.cli import main, typed_words
 from fitter.cli.fit import fit
 from fitter.cli.llama_options import Used, all_options, split
 from fitter.llama.types import Params
-from tests.support.cases import cases
+from tests.support.cases import cases, stored_rows
 from tests.support.plans import make_plan
 from tools.builds.upstream_options import SOURCE, UpstreamOption, read_options
 from tools.follow.facts import known
@@ -128,19 +128,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 FITTED = "-c 4096 -ngl 33 -np 1 -fit off"
 
 
-@cases(
-    ("-t 8", "-t 8", ""),
-    ("--threads -1", "--threads -1", ""),
-    ("--port 8080 --host 0.0.0.0 --metrics", "--port 8080 --host 0.0.0.0 --metrics", ""),
-    ("--port=8080", "--port 8080", ""),
-    ("--threads_http 4", "--threads-http 4", ""),
-    ("--temp 0.7 --top_k=40 -n 512", "--temp 0.7 --top-k 40 -n 512", ""),
-    ("--no-webui --jinja -nocb", "--no-webui --jinja -nocb", ""),
-    ("-p hello -e", "", "-p, -e"),
-    ("-fit off --color auto -t 4 --color on", "-t 4", "-fit, --color"),
-    ("-td 4", "-td 4", ""),
-    ("-p -c", "", "-p"),
-)
+@cases(*stored_rows("cli_llama_options", "they_go_on_or_are_named"))
 def test_they_go_on_or_are_named(
     words: str, passed: str, ignored: str, calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,23 +206,7 @@ def test_the_model_may_be_an_option(words: str, model: str, calls: list[tuple[st
     assert calls[0][0] == model
 
 
-@cases(
-    ("a.gguf -m b.gguf", "two models are given, 'a.gguf' and -m 'b.gguf': give one"),
-    ("-t 8", "no model is given"),
-    ("m.gguf -mx", "No such option '-mx'"),
-    ("m.gguf -t", "Option '-t' requires an argument"),
-    ("m.gguf --metrics=1", "Option '--metrics' does not take a value"),
-    ("m.gguf --no-host", "--no-host changes what llama.cpp allocates, and fitter cannot plan for it: leave it out"),
-    ("m.gguf --eagle3", "leave it out, or use --reserve DEVICE=SIZE"),
-    ("m.gguf -cram -2", "Invalid value for '-cram' / '--cache-ram': -2 is too small; the smallest is -1"),
-    ("m.gguf --control-vector-layer-range 1 2", "changes what llama.cpp allocates"),
-    ("m.gguf --spec-default", "leave it out, or use --spec-type ngram-mod"),
-    ("m.gguf --no-repack", "changes what llama.cpp allocates"),
-    ("-hff model.gguf", "-hff makes llama.cpp download a model: give it as MODEL (a file, or hf://org/repo/file.gguf)"),
-    ("m.gguf --draft-max 4", "was removed from llama.cpp: leave it out, or use --spec-draft-n-max"),
-    ("m.gguf -npp 4", "belongs to another llama.cpp program"),
-    ("inspect m.gguf -t 4", "No such option '-t'"),
-)
+@cases(*stored_rows("cli_llama_options", "what_changes_the_plan_is_refused"))
 def test_what_changes_the_plan_is_refused(
     words: str, message: str, calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from fitter.llama.build.functions import backend_rules, epochs
 from fitter.llama.build.virtual_backends import Answering, Compared, CudaLibrary, around, said_of
 from fitter.llama.types import VirtualDevice
 from fitter.version import numbers_of
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases, named_cases, stored_rows
 from tools.comparisons.load_answers import read_table
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -63,24 +63,7 @@ def test_those_around(ggml: str, expected: tuple[Compared | None, Compared | Non
 
 
 @with_figures
-@cases(
-    ("cuda", "0.25.1", "0ad4a86", ""),
-    (
-        "cuda",
-        "0.15.3",
-        "f53ea51",
-        "the rules of the cuda profile say what this llama.cpp does for 248 of 250 drawn loads; the others are 2 "
-        "of a kind",
-    ),
-    (
-        "cuda",
-        "0.24.0",
-        "c0ffee1",
-        "the rules of the cuda profile were never compared with this llama.cpp, only with 0.3.35 and v9",
-    ),
-    ("cuda", "0.26.0", "", "the rules of the cuda profile were never compared with this llama.cpp, only with v9"),
-    ("metal", "0.25.1", "", "the rules of the metal profile were never compared with this llama.cpp"),
-)
+@cases(*stored_rows("llama_compared", "what_a_plan_says"))
 def test_what_a_plan_says(profile: str, ggml: str, commit: str, said: str) -> None:
     assert said_of(profile, ggml, commit) == said
 

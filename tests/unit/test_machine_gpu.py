@@ -15,7 +15,7 @@ from fitter.llama.types import SharedMemory, VirtualDevice
 from fitter.machine import gpu_catalogue
 from fitter.machine.gpu import parse_gpus, split_gpus
 from fitter.parameters.values import parse_size
-from tests.support.cases import cases, named_cases, outcomes, stored
+from tests.support.cases import cases, named_cases, outcomes, stored, stored_rows
 
 MIB = 2**20
 GIB = 2**30
@@ -144,17 +144,7 @@ def test_vulkan_gpus(specs: list[str], devices: list[tuple[str, str, str, int, i
     assert [(d.name, d.description, d.profile, d.total, d.free) for d in parse_gpus(specs)] == devices
 
 
-@cases(
-    ("rocm:gfx1100:24GiB", "virtual ROCm GPU gfx1100", 0x1001100),
-    ("rocm:gfx90a:64GiB", "virtual ROCm GPU gfx90a", 0x100090A),
-    ("ROCm:GFX90A:64GiB", "virtual ROCm GPU GFX90A", 0x100090A),
-    ("rocm:gfx803:8GiB", "virtual ROCm GPU gfx803", 0x1000803),
-    ("rx-7900-xtx", "AMD Radeon RX 7900 XTX", 0x1001100),
-    ("AMD Radeon RX 7900 XTX", "AMD Radeon RX 7900 XTX", 0x1001100),
-    ("AMD Radeon PRO W7900", "AMD Radeon PRO W7900", 0x1001100),
-    ("mi300x", "AMD Instinct MI300X", 0x1000942),
-    ("strix-halo", "AMD Radeon 8060S", 0x1001151),
-)
+@cases(*stored_rows("machine_gpu", "gpus_of_amd"))
 def test_gpus_of_amd(spec: str, description: str, number: int) -> None:
     (device,) = parse_gpus([spec])
     found = (device.name, device.profile, device.description, device.compute_capability)

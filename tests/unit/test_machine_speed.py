@@ -9,7 +9,7 @@ from fitter.machine import gpu_catalogue
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.machine import virtual_machine
 from fitter.machine.speed import named, speed_of
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases, named_cases, stored_rows
 
 GIB = 2**30
 MIB = 2**20
@@ -111,17 +111,7 @@ def test_a_virtual_device_is_as_fast_as_its_card(key: str) -> None:
         assert ("estimated" in speed.source) == (card.compute is None)
 
 
-@cases(
-    "NVIDIA GeForce RTX 3060 Laptop GPU",
-    "NVIDIA GeForce RTX 4090 Ti",
-    "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
-    "AMD Radeon Graphics",
-    "AMD Radeon RX 7900M",
-    "Apple M9",
-    "Graphics",
-    "(RADV NAVI31)",
-    "",
-)
+@cases(*stored_rows("machine_speed", "another_device_is_not_taken_for_a_known_one"))
 def test_another_device_is_not_taken_for_a_known_one(description: str) -> None:
     assert named(description) == ()
 

@@ -16,7 +16,7 @@ from fitter.output.arguments import arguments, check_line, command_line, shell_w
 from fitter.output.keywords import mapping
 from fitter.parameters.values import plain_pattern
 from fitter.planning.placing.host_flags import host_overrides
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases, named_cases, stored, stored_rows
 from tests.support.plans import make_plan, shared_use
 
 SPILL = TensorBuftOverride("^blk.(1|2|3).ffn_(up|gate)_exps.weight$", "CPU")
@@ -127,24 +127,7 @@ def test_devices_that_llama_cpp_uses_by_itself(
     assert args.startswith(f"-c 4096 {words}-ngl 33 ")
 
 
-@named_cases(
-    ("ngrams", [("--spec-type", "ngram-mod")], "--spec-type ngram-mod"),
-    (
-        "ngrams of two kinds",
-        [("--spec-type", "ngram-mod", "--spec-ngram-mod-n-max", "32"), ("--spec-type", "ngram-cache")],
-        "--spec-type ngram-mod,ngram-cache --spec-ngram-mod-n-max 32",
-    ),
-    (
-        "a draft model and ngrams",
-        [("-md", "d.gguf", "-devd", "none", "--spec-type", "draft-simple"), ("--spec-type", "ngram-mod")],
-        "-md d.gguf -devd none --spec-type draft-simple,ngram-mod",
-    ),
-    (
-        "adapters",
-        [("--lora", "a.gguf"), ("--lora-scaled", "b.gguf:0.5"), ("--lora", "c.gguf")],
-        "--lora a.gguf,c.gguf --lora-scaled b.gguf:0.5",
-    ),
-)
+@cases(stored("output_arguments", "lists_of_what_is_beside_the_model"))
 def test_lists_of_what_is_beside_the_model(beside: list[tuple[str, ...]], expected: str) -> None:
     uses = tuple(shared_use("beside", words) for words in beside)
     words = " ".join(arguments(replace(make_plan(), shared=uses)))
@@ -235,18 +218,7 @@ def _lines(command: list[str], directory: Path, environment: dict[str, str]) -> 
     return done.stdout.splitlines()
 
 
-@cases(
-    ("-c", "-c"),
-    ("exps=CPU", "'exps=CPU'"),
-    ("/a/b-1.0,c:2+3_4", "/a/b-1.0,c:2+3_4"),
-    ("", "''"),
-    ("a b", "'a b'"),
-    ("$(touch x)", "'$(touch x)'"),
-    ("=ls", "'=ls'"),
-    ("it's", r"'it'\''s'"),
-    (r"blk\.1", r"'blk'\\'.1'"),
-    ("é", "'é'"),
-)
+@cases(*stored_rows("output_arguments", "a_word_for_eval"))
 def test_a_word_for_eval(word: str, quoted: str) -> None:
     assert shell_word(word) == quoted
     assert shlex.split(quoted) == [word]

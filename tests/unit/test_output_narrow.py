@@ -21,7 +21,7 @@ from fitter.planning.tables.quantization_rows import Quantization, Quantizations
 from fitter.regression import check_report
 from fitter.regression.compare import Move
 from tests.support.answers import CALIBRATION, INSPECTION, Terminal
-from tests.support.cases import cases
+from tests.support.cases import cases, stored_rows
 from tests.support.plans import MIB, make_plan
 
 CARDS = ("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4090", "AMD Radeon RX 7900 XTX (RADV NAVI31)")
@@ -65,39 +65,7 @@ def test_short_names(description: str, short: str) -> None:
     assert short_name(description) == short
 
 
-@cases(
-    (
-        200,
-        "MiB      total     free  model  context  compute   used     left  margin",
-        "CUDA0    24268    23900  20111      256      100  20467     3433    1024  NVIDIA GeForce RTX 3090",
-        False,
-    ),
-    (
-        86,
-        "MiB      total     free  model  context  compute   used     left  margin",
-        "CUDA0    24268    23900  20111      256      100  20467     3433    1024  RTX 3090",
-        False,
-    ),
-    (
-        80,
-        "MiB       free  model  context  compute   used     left  margin",
-        "CUDA0    23900  20111      256      100  20467     3433    1024  RTX 3090",
-        False,
-    ),
-    (
-        66,
-        "MiB       free  model  context  compute   used     left  margin",
-        "CUDA0    23900  20111      256      100  20467     3433    1024",
-        True,
-    ),
-    (
-        60,
-        "MiB       free  model  context  compute   used     left",
-        "CUDA0    23900  20111      256      100  20467     3433",
-        True,
-    ),
-    (40, "MiB       free   used     left", "CUDA0    23900  20467     3433", True),
-)
+@cases(*stored_rows("output_narrow", "one_device"))
 def test_one_device(width: int, header: str, row: str, described: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line.strip() for line in shown(plan_table.plan_table(plan_on(1)), width, monkeypatch)]
     assert lines[lines.index(header) + 1] == row

@@ -18,7 +18,7 @@ from fitter.planning.speed import cost
 from fitter.planning.speed.cost import MIN_OFFLOAD_BATCH, Attention, Estimate, Layer, Weights, Work, Workload, price
 from fitter.planning.speed.model_facts import LOOKED_UP
 from tests.support import speed_rows
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases, named_cases, stored_rows
 from tests.support.speed_orders import Speed, generation_speeds, prompt_speeds
 from tests.support.speed_rows import DATA
 
@@ -234,24 +234,7 @@ def test_weights_of_a_layer_whose_cache_is_on_the_host() -> None:
 # ---- devices
 
 
-@cases(
-    ("cuda", "8.9", "RTX 4090", "cuda"),
-    ("cuda", "12.0", "RTX 5090", "cuda"),
-    ("cuda", "6.1", "GTX 1080 Ti", "cuda-old"),
-    ("cuda", "7.0", "Tesla V100", "cuda-hbm"),
-    ("cuda", "7.5", "RTX 2080", "cuda"),
-    ("cuda", "10.0", "B200", "cuda-hbm"),
-    ("cuda", "12.1", "DGX Spark", "cuda-spark"),
-    ("cuda", "8.6", "RTX 3090", "cuda-ampere"),
-    ("rocm", "gfx1100", "RX 7900 XTX", "rocm"),
-    ("rocm", "gfx942", "MI300X", "rocm-hbm"),
-    ("vulkan", "", "Intel Arc A770", "vulkan-alchemist"),
-    ("vulkan", "", "Intel Arc B580", "vulkan"),
-    ("vulkan", "8.9", "RTX 4090", "vulkan"),
-    ("vulkan", "", "Apple M2", "vulkan-apple"),
-    ("metal", "", "Apple M2", "metal"),
-    ("sycl", "", "a stranger", "vulkan"),
-)
+@cases(*stored_rows("planning_cost", "family"))
 def test_family(kind: str, capability: str, name: str, family: str) -> None:
     device = replace(FAST, kind=kind, compute_capability=capability, source=f"catalogue: {name}")
     assert cost.family_name(device) == family

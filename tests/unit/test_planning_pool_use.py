@@ -28,7 +28,7 @@ from fitter.planning.request.shared import lacking, lowered
 from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, SharedUse
 from fitter.planning.search.load_reserve import reserve_for, with_reserve
 from fitter.planning.search.search_order import search
-from tests.support.cases import named_cases
+from tests.support.cases import cases, named_cases, stored
 from tests.support.synthetic import CARD, DENSE, MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 from tests.support.synthetic import MOE_AFTER_DENSE as MOE
 
@@ -285,20 +285,7 @@ def test_a_pool_is_missed_beside_its_devices() -> None:
     assert missing_of(wanted, WHOLE, (device,)) == (("CUDA0+host", 5 * MIB),)
 
 
-@named_cases(
-    ("the embeddings are first", [("token_embd", 9, 0), ("blk.0.attn_q", 5, 0), ("output", 7, 0)], 0),
-    ("the embeddings are last", [("output", 7, 0), ("blk.0.attn_q", 5, 0), ("token_embd", 9, 0)], 0),
-    ("sorted by name", [("output", 7, 0), ("token_embd", 9, 0), ("blk.0.attn_q", 5, 0)], 9),
-    ("the output has the same", [("output_norm", 1, 0), ("token_embd", 9, 0), ("blk.0.attn_q", 5, 0)], 0),
-    (
-        "more that is looked up",
-        [("output", 7, 0), ("per_layer_token_embd", 8, 0), ("token_embd", 9, 0), ("blk.0.attn_q", 5, 0)],
-        17,
-    ),
-    ("in a file of its own", [("output", 7, 0), ("blk.0.attn_q", 5, 0), ("token_embd", 9, 1)], 0),
-    ("first in its file", [("output", 7, 0), ("token_embd", 9, 1), ("blk.0.attn_q", 5, 1)], 0),
-    ("nothing else", [("token_embd", 9, 0)], 0),
-)
+@cases(stored("planning_pool_use", "what_a_device_maps_of_the_host"))
 def test_what_a_device_maps_of_the_host(tensors: list[tuple[str, int, int]], expected: int) -> None:
     infos = [TensorInfo(f"{name}.weight", "f16", (1,), size, split) for name, size, split in tensors]
     assert mapped_between(infos) == expected

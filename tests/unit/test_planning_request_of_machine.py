@@ -102,17 +102,7 @@ def test_what_is_kept(words: dict[str, Any], fixed: set[str]) -> None:
     assert request(**words).fixed == fixed
 
 
-@named_cases(
-    ("all", {}, ["CUDA0", "CUDA1"]),
-    ("in the order that is said", {"devices": ["CUDA1", "CUDA0"]}, ["CUDA1", "CUDA0"]),
-    ("none", {"devices": ["none"]}, []),
-    ("a machine without any", {"gpus": ["none"]}, []),
-    ("the first", {"split_mode": "none"}, ["CUDA0"]),
-    ("the main one", {"split_mode": "none", "main_gpu": 1}, ["CUDA1"]),
-    ("the main one of those", {"split_mode": "none", "devices": ["CUDA1", "CUDA0"], "main_gpu": 1}, ["CUDA0"]),
-    ("no main one", {"split_mode": "none", "main_gpu": -1}, []),
-    ("a main one without a split", {"main_gpu": 1}, ["CUDA0", "CUDA1"]),
-)
+@cases(stored("planning_request_of_machine", "the_devices"))
 def test_the_devices(words: dict[str, Any], names: list[str]) -> None:
     found = request(**words)
     assert [device.name for device in found.devices] == names

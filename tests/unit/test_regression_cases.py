@@ -11,7 +11,7 @@ from fitter import api
 from fitter.errors import UsageError
 from fitter.parameters.table import of_a_case
 from fitter.regression.cases import Budget, Case, Growth, read_cases, select, with_build
-from tests.support.cases import cases, named_cases, stored
+from tests.support.cases import cases, stored
 
 GIB = 2**30
 MIB = 2**20
@@ -83,18 +83,7 @@ def test_files_beside_the_model_are_relative_as_well(tmp_path: Path) -> None:
     }
 
 
-@named_cases(
-    ("the installed llama-cpp-python's", "python", "python"),
-    ("a program on the PATH", "llama-server", "{here}/bin/llama-server"),
-    ("a program that is not there", "llama-serve", "{here}/llama-serve"),
-    ("a file in the current directory", "mine", "{here}/mine"),
-    ("a directory beside the file", "builds", "{here}/builds"),
-    ("a path below it", "builds/v0.5.0", "{here}/builds/v0.5.0"),
-    ("a path that is not there", "builds/new", "{here}/builds/new"),
-    ("a path above it", "../llama.cpp", "{here}/../llama.cpp"),
-    ("a path from the root", "/opt/llama.cpp", "/opt/llama.cpp"),
-    ("a path from home", "~/llama.cpp", "/home/me/llama.cpp"),
-)
+@cases(stored("regression_cases", "a_build_is_named_from_the_file"))
 def test_a_build_is_named_from_the_file(
     text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

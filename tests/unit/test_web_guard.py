@@ -16,7 +16,7 @@ from fitter.web.allowed_files import Root
 from fitter.web.app import Settings
 from fitter.web.guard import HEADERS, LONGEST_BODY, LONGEST_HEADERS, Guard, Hosts
 from fitter.web.questions import ASKED, PlanQuestion, PlanQuestions, wanted
-from tests.support.cases import cases, named_cases
+from tests.support.cases import cases, named_cases, stored, stored_rows
 
 OWN = "127.0.0.1:8080"
 JSON = ("content-type", "application/json")
@@ -100,18 +100,7 @@ def test_questions_come_from_its_own_page(headers: Any, status: int) -> None:
 
 
 # Requests without an Origin, as a browser describes them.
-@named_cases(
-    ("a link", "GET", "cross-site", "navigate", "document", 200),
-    ("a link on another port", "GET", "same-site", "navigate", "document", 200),
-    ("its own script", "GET", "same-origin", "cors", "empty", 200),
-    ("an address that was typed", "GET", "none", "navigate", "document", 200),
-    ("a frame", "GET", "cross-site", "navigate", "iframe", 403),
-    ("an image", "GET", "cross-site", "no-cors", "image", 403),
-    ("a script", "GET", "cross-site", "no-cors", "script", 403),
-    ("a request of a script", "GET", "cross-site", "no-cors", "empty", 403),
-    ("a request of a script for its head", "HEAD", "same-site", "no-cors", "empty", 403),
-    ("a form", "POST", "cross-site", "navigate", "document", 403),
-)
+@cases(stored("web_guard", "of_another_site_only_a_link_is_answered"))
 def test_of_another_site_only_a_link_is_answered(method: str, site: str, mode: str, to: str, status: int) -> None:
     said = (("sec-fetch-site", site), ("sec-fetch-mode", mode), ("sec-fetch-dest", to))
     assert answer(("host", OWN), JSON, *said, method=method)[0] == status
@@ -257,18 +246,7 @@ def test_a_root_is_a_directory(tmp_path: Path) -> None:
         Root.of(tmp_path / "file")
 
 
-@cases(
-    "file:///etc/passwd",
-    "FILE:/etc/passwd",
-    "config:///etc/config.json",
-    "config://hf://org/repo",
-    "s3://bucket/a.gguf",
-    "ftp://host/a.gguf",
-    "zip://a.gguf::https://host/a.zip",
-    "simplecache::https://host/a.gguf",
-    "https:/host/a.gguf",
-    "dask://host:8786",
-)
+@cases(*stored_rows("web_guard", "other_schemes_are_refused"))
 def test_other_schemes_are_refused(address: str, root: Root) -> None:
     with pytest.raises((UsageError, ModelError), match=r"is asked for: give https://|there is no model"):
         wanted(address, root)
