@@ -175,9 +175,10 @@ browser:
 test: install browser tools lint ## everything but the slow tests: twelve minutes of testing on two cores, and some seven to set up
 	@$(MAKE) tested
 
+# One process more than there are processors: a sixth of the time a test waits, for a browser, a server or a clock.
 .PHONY: tested
 tested:
-	@$(PY) -m pytest -m "not slow and not llama_cpp" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(PY) -m pytest -m "not slow and not llama_cpp" -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # The generated pages of docs/reference are committed; `python -m tools.docs.reference` writes them anew.
 .PHONY: docs
