@@ -96,6 +96,7 @@ SLOW = {
     "test_offload_table": ("small-windows-5-a card", "published_to_pay[1"),
     "test_packaging": ("wheel_holds", "installed_wheel"),
     "test_planner": ("of_fit[['8GiB'", "of_fit[['12GiB", "takes[70B", "one_after_the_other"),
+    "test_by_hand": ("faster[one more card of 2 GiB", "devices[100 GFLOP/s", "devices[50 GFLOP/s"),
     "test_claim": ("is_killed_with_less",),
     "test_conversations": ("eight do not fit", "a larger card", "checkpoints, several", "weights once"),
     "test_pytest_plugin": ("the_plan[xdist",),
@@ -112,6 +113,7 @@ SLOW = {
     "test_search_properties": (
         *("[21]", "[54]", "[252]", "[9]", "[LlamaCppCrashError", "[306", "[1100"),
         *("[47", "[33", "[5]", "more[900", "more[954", "takes_the_last_layer", "is_off_where"),
+        *("[128 tokens begin a search", "[caches on the host have a use"),
         *("drawn_now", "[flash attention lets one", "[without-flash", "[attention-before"),
     ),
     "test_sequence_states": ("[b9842", "[v0.4.0", "[b10361", "writes[MoE", "writes[positions", "[SWA"),
