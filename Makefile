@@ -189,7 +189,7 @@ docs: install ## the documentation site, in build/site: seconds
 	@echo "the documentation is in build/site/index.html"
 
 .PHONY: test-slow
-test-slow: install tools ## the slow rest, such as every stored row of real backends: eight minutes on two cores
+test-slow: install tools ## the slow rest, such as every stored row of real backends: eleven minutes on two cores
 	@$(PY) -m pytest -m slow -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 # The real backend, to compare with. Of its kernels nothing is run, but they are what takes the time.
