@@ -340,12 +340,25 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever
 """
 
 
+TAKES = """
+import threading
+held = []
+def take():
+    while True:
+        held.append(b"x" * 2**20)
+        time.sleep(0.01)
+threading.Thread(target=take, daemon=True).start()
+"""
+
+
 def verify(plan_file: Path, server: Path | None, **options: Any) -> Verification:
     return fitter.verify(plan=plan_file, program=SERVER, server=server, **options)
 
 
-def test_a_server_that_says_nothing(plan_file: Path, fake: Callable[[str], Path]) -> None:
-    found = verify(plan_file, fake(SERVES.replace("ANSWER", "self.answer({})")), prompts=5)
+def test_a_server_that_says_nothing_and_takes_memory(plan_file: Path, fake: Callable[[str], Path]) -> None:
+    found = verify(plan_file, fake(TAKES + SERVES.replace("ANSWER", "self.answer({})")), prompts=5)
+    (host,) = found.server.growth if found.server is not None else ()
+    assert host.idle > 0 and host.seconds >= 0.2
     assert found.holds and found.server is not None and found.server.answered == 5
     assert all(set(row.unsaid) == {"model", "context", "compute"} for row in found.rows)
     assert [(use.kind, use.real) for use in found.server.later] == [("prompt cache", None)]
