@@ -9,60 +9,12 @@ from fitter.machine import gpu_catalogue
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.machine import virtual_machine
 from fitter.machine.speed import named, speed_of
-from tests.support.cases import cases, named_cases, stored_rows
+from tests.support.cases import cases, named_cases, stored, stored_rows
 
 GIB = 2**30
 MIB = 2**20
 
-NAMES = {
-    # what ggml reports as description: the backend, and the card that it is
-    "NVIDIA GeForce RTX 4090": ("CUDA", 24077, "rtx-4090"),
-    "NVIDIA GeForce RTX 4090 D": ("CUDA", 24077, "rtx-4090-d"),
-    "NVIDIA GeForce RTX 4090 Laptop GPU": ("CUDA", 16000, "rtx-4090-laptop"),
-    "NVIDIA GeForce RTX 3060": ("CUDA", 11900, "rtx-3060-12gb"),
-    "GeForce GTX 1080 Ti": ("CUDA", 11172, "gtx-1080-ti"),
-    "Tesla P40": ("CUDA", 24438, "tesla-p40"),
-    "Tesla V100-SXM2-16GB": ("CUDA", 16144, "tesla-v100-16gb"),
-    "Tesla T4": ("CUDA", 14930, "tesla-t4"),
-    "NVIDIA A100-SXM4-40GB": ("CUDA", 40337, "a100-40gb"),
-    "NVIDIA A100-SXM4-80GB": ("CUDA", 81038, "a100-80gb"),
-    "NVIDIA A100 80GB PCIe": ("CUDA", 81038, "a100-80gb-pcie"),
-    "NVIDIA H100 80GB HBM3": ("CUDA", 81081, "h100-sxm"),
-    "NVIDIA H100 PCIe": ("CUDA", 81081, "h100-pcie"),
-    "NVIDIA GH200 480GB": ("CUDA", 97871, "gh200"),
-    "NVIDIA RTX 6000 Ada Generation": ("CUDA", 48508, "rtx-6000-ada"),
-    "NVIDIA RTX A6000": ("CUDA", 48000, "rtx-a6000"),
-    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": ("CUDA", 97000, "rtx-pro-6000-blackwell"),
-    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition": ("CUDA", 97000, "rtx-pro-6000-max-q"),
-    "NVIDIA RTX PRO 6000 Blackwell Server Edition": ("CUDA", 97000, "rtx-pro-6000-server"),
-    "NVIDIA GB10": ("CUDA", 122000, "dgx-spark"),
-    "Orin": ("CUDA", 62800, "jetson-agx-orin-64gb"),
-    "AMD Radeon RX 7900 XTX": ("ROCm", 24560, "rx-7900-xtx"),
-    "AMD Radeon RX 7900 XTX (RADV NAVI31)": ("Vulkan", 24560, "rx-7900-xtx"),
-    "AMD Radeon RX 7900 XT (RADV NAVI31)": ("Vulkan", 20464, "rx-7900-xt"),
-    "AMD Radeon RX 6700 XT (RADV NAVI22)": ("Vulkan", 12272, "rx-6700-xt"),
-    "AMD Radeon RX 9070 XT (RADV GFX1201)": ("Vulkan", 16304, "rx-9070-xt"),
-    "AMD Radeon Pro W7900 (RADV NAVI31)": ("Vulkan", 49136, "w7900"),
-    "AMD Radeon(TM) RX 6800 XT": ("Vulkan", 16368, "rx-6800-xt"),
-    "AMD Instinct MI210": ("ROCm", 65520, "mi210"),
-    "AMD Instinct MI250X / MI250": ("ROCm", 65520, "mi250x"),
-    "AMD Instinct MI60 / MI50": ("ROCm", 32752, "mi50-32gb"),
-    "AMD Instinct MI300X": ("ROCm", 196592, "mi300x"),
-    "AMD Radeon 8060S": ("ROCm", 98304, "strix-halo"),
-    "Radeon 8060S Graphics (RADV GFX1151)": ("Vulkan", 65536, "strix-halo"),
-    "AMD Radeon Graphics (RADV GFX1151)": ("Vulkan", 110000, "strix-halo"),
-    "Intel(R) Arc(tm) Graphics (MTL)": ("Vulkan", 23592, "arc-meteor-lake"),
-    "Intel(R) Arc(tm) Graphics (LNL)": ("Vulkan", 23592, "arc-140v"),
-    "NVIDIA Thor": ("CUDA", 125829, "jetson-agx-thor"),
-    "AMD Radeon 780M Graphics (RADV PHOENIX)": ("Vulkan", 16384, "radeon-780m"),
-    "Intel(R) Arc(tm) A770 Graphics (DG2)": ("Vulkan", 16288, "arc-a770-16gb"),
-    "Intel(R) Arc(TM) B580 Graphics": ("Vulkan", 12216, "arc-b580"),
-    "Intel(R) Arc(tm) B580 Graphics (BMG G21)": ("Vulkan", 12216, "arc-b580"),
-    "Intel(R) Arc(TM) Pro B60 Graphics": ("SYCL", 24000, "arc-pro-b60"),
-    "Apple M1": ("Metal", 10922, "m1"),
-    "Apple M2 Ultra": ("MTL", 147456, "m2-ultra"),
-    "Apple M4 Pro": ("Metal", 18186, "m4-pro"),
-}
+NAMES = stored("machine_speed", "names")
 
 
 def _device(description: str, backend: str, total: int, kind: str = "gpu") -> DeviceInfo:

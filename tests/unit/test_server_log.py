@@ -14,7 +14,7 @@ from fitter.programs.server_log import (
     is_host,
     reason,
 )
-from tests.support.cases import cases
+from tests.support.cases import cases, stored
 
 MIB = 2**20
 TWO = 5243
@@ -170,38 +170,7 @@ def test_where_it_listens() -> None:
     assert not hear("0.1 E srv start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 80").can_bind
 
 
-REASONS = {
-    "the cause, not its consequences": (
-        [
-            "0.00.004.1 I srv    load_model: loading model 'x.gguf'",
-            "0.00.006.5 E gguf_init_from_file: failed to open GGUF file 'x.gguf' (No such file or directory)",
-            "0.00.006.7 E llama_model_load: error loading model: llama_model_loader: failed to load model from x.gguf",
-            "0.00.006.8 E srv    load_model: failed to load model, 'x.gguf'",
-            "0.00.008.3 E srv  llama_server: exiting due to model loading error",
-        ],
-        "failed to open GGUF file 'x.gguf' (No such file or directory)",
-    ),
-    "of an older server": (
-        [
-            "ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 99",
-            "main: exiting due to model loading error",
-        ],
-        "failed to allocate buffer of size 99",
-    ),
-    "only a consequence": (
-        ["srv load_model: failed to load model, 'x.gguf'", "srv llama_server: cleaning up before exit..."],
-        "srv load_model: failed to load model, 'x.gguf'",
-    ),
-    "no error": (["one", "another", ""], "another"),
-    "nothing": ([], ""),
-    "the loader's": (
-        ["llama-server: error while loading shared libraries: libx.so: cannot open shared object file"],
-        "llama-server: error while loading shared libraries: libx.so: cannot open shared object file",
-    ),
-}
-
-
-@cases(REASONS)
+@cases(stored("server_log", "reasons"))
 def test_the_reason_of_a_failure(lines: list[str], why: str) -> None:
     assert reason(lines) == why
 
