@@ -335,10 +335,10 @@ def test_a_model_and_a_context_are_typed_as_people_say_them(site: Site, browser:
 
 def test_what_else_could_be_had_and_why_it_is_slow(site: Site, browser: Browser) -> None:
     """As ``fitter`` says it, in the words of the page."""
-    words = {"gpus": ["8GiB"], "n_ctx": 4096, "program": "llama-server"}
+    words = {"gpus": ["8GiB"], "n_ctx": 8192, "program": "llama-server"}
     plan = fitter.fit("shape://gemma-3-12b", **words, alternatives=True)
     assert plan.alternatives and plan.estimate is not None
-    with opened(browser, site, "#a.model=gemma-3-12b&a.gpus=8GiB&a.n_ctx=4096") as page:
+    with opened(browser, site, "#a.model=gemma-3-12b&a.gpus=8GiB&a.n_ctx=8192") as page:
         heading = page.locator("#a h3", has_text="What else could be had")
         assert heading.is_visible()
         rows = page.locator("#a table", has_text="this plan").locator("tbody th")
