@@ -130,7 +130,7 @@ SLOW = {
         *("without[experts, two devices", "without[recurrent layers", "without[windows of attention"),
         *("without[latent attention", "without[a host that is too small"),
     ),
-    "test_tokenizers": ("placements_take", "is_read[architecture"),
+    "test_tokenizers": ("placements_take",),
     "test_verify_server": (
         *("[dense]", "[experts]", "[dense, one cache]", "[sliding windows]", "two_gib_less", "recurrent states"),
     ),
