@@ -215,7 +215,7 @@ def _parentheses(n: int) -> str:
     ("parentheses", _parentheses(5000), 2, "has more than 50 parentheses inside one another: leave some out"),
     ("parentheses that are not closed", "(" * 60000, 2, "has more than 50 parentheses inside one another"),
     ("some parentheses", _parentheses(50), 0, ""),
-    ("not", "not " * 5000 + "chat", 0, ""),
+    ("not", "not " * 5000 + "chat", 2, "is not an expression"),
     ("a long word", "y" * 100_000, 2, "…' selects no case; the cases are chat"),
 )
 def test_a_long_expression(expression: str, status: int, says: str, checkout: Checkout, command: Command) -> None:
