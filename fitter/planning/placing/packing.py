@@ -192,7 +192,7 @@ def pack(
     open_to = [d for d, count in enumerate(counts) if count and d not in far]
     moved: list[tuple[Item, int]] = []
     largest = max(gaps, default=-1)
-    if largest < min([item.bytes for item, _ in spilled], default=0):
+    if largest < ranges.least:
         return Placement(first, tuple(counts), tuple(sorted([(item, HOST) for item, _ in spilled])))
     for item, home in sorted(spilled, key=_order):
         target = HOST

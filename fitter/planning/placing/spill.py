@@ -41,6 +41,7 @@ class Ranges:
         self._need = list(accumulate([unit.need for unit in units], initial=0))
         self._movable = list(accumulate([unit.movable for unit in units], initial=0))
         self._is_late = any(unit.state for unit in units)
+        self.least = min([item.bytes for unit in units for item in unit.items], default=0)
         self._spilled: dict[tuple[int, int, int], int | None] = {}
 
     def need(self, start: int, stop: int) -> int:
