@@ -45,7 +45,8 @@ def narrowed(machine: Machine, plan: Outcome) -> list[tuple[str, dict[str, objec
     names = [gpu.name for gpu in machine.gpus]
     n_ubatch, n_gpu_layers = rng.choice((128, 256, 512, 1024, 2048, 4096)), rng.randrange(1, 81)
     some, split = rng.sample(names, rng.randint(1, len(names))), [float(rng.randint(1, 3)) for _ in names]
-    found.append((f"-ub {n_ubatch}", {"n_ubatch": n_ubatch, "n_batch": max(2048, n_ubatch)}))
+    if "n_ubatch" not in machine.options:
+        found.append((f"-ub {n_ubatch}", {"n_ubatch": n_ubatch, "n_batch": max(2048, n_ubatch)}))
     found.append((f"-ngl {n_gpu_layers}", {"n_gpu_layers": n_gpu_layers}))
     if len(names) > 1 and "model_draft" not in machine.options:
         found += [(f"-dev {','.join(some)}", {"devices": some}), (f"-ts {split}", {"tensor_split": split})]
