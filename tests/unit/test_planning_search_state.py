@@ -312,3 +312,12 @@ def test_what_a_device_leaves_of_a_cache_of_experts_is_no_room() -> None:
     found.trial(Placement(0, (3, len(found.units(4096)) - 3), moved), 4096)
     room = found.room(4096, False).without
     assert all(size <= device.target for device, size in zip(TWO, room, strict=True))
+
+
+def test_an_idle_first_device_teaches_nothing_of_a_whole_model() -> None:
+    found, _ = known()
+    found.trial(Placement(0, (0, 9)), 4096)
+    assert found.buffers.room(found.devices, 4096, True, [0, 0]).with_layers[0] == 3000 * MIB
+    assert found.buffers.idle(found.devices[0].name, 4096) is None
+    found.trial(Placement(9, (0, 0)), 4096)
+    assert found.buffers.idle(found.devices[0].name, 4096) is not None

@@ -369,7 +369,7 @@ class SearchState:
             cached = cached_on(self.units(n_ctx), placement)
         # an idle device's compute buffer says nothing of its buffer with a layer
         used: dict[str, Use] = {d.name: cached[i] for i, d in enumerate(self.devices) if i not in placement.idle}
-        if 0 in placement.idle:
+        if 0 in placement.idle and not is_whole:
             used[self.devices[0].name] = "idle"
         layers: int | None = 0
         if not is_whole:
